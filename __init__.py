@@ -1,0 +1,60 @@
+"""worldtokens: turn the world into tokens, then learn the dependencies between them.
+
+Every public name is listed here and loaded when first used, so that `worldtokens --help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Batch": "tokenizers.base",
+    "CLIP": "tasks.contrastive",
+    "ImageTokenizer": "tokenizers.image",
+    "InputError": "errors",
+    "Layout": "tokens",
+    "Part": "parts",
+    "Task": "tasks.base",
+    "TextTokenizer": "tokenizers.text",
+    "Tokenizer": "tokenizers.base",
+    "Tokens": "tokens",
+    "Transformer": "backbone.transformer",
+    "TransformerConfig": "backbone.transformer",
+    "build": "parts",
+    "load": "parts",
+    "modality_id": "tokens",
+    "pack": "tokens",
+    "visible": "tokens",
+}
+_ROOMS = ("apps", "backbone", "data", "tasks", "testing", "tokenizers", "training")
+
+__all__ = ["__version__", *sorted(_HOME), *_ROOMS]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    elif name in _ROOMS:
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+if TYPE_CHECKING:
+    from worldtokens.backbone.transformer import Transformer, TransformerConfig
+    from worldtokens.errors import InputError
+    from worldtokens.parts import Part, build, load
+    from worldtokens.tasks.contrastive import CLIP
+    from worldtokens.tokenizers.base import Batch, Tokenizer
+    from worldtokens.tokenizers.image import ImageTokenizer
+    from worldtokens.tokenizers.text import TextTokenizer
+    from worldtokens.tokens import Layout, Tokens, modality_id, pack, visible

@@ -1,0 +1,251 @@
+"""What every public module shares: it remembers how it was built, so that a folder can rebuild it.
+
+A saved model is a folder: `config.json` holds nested ``{"class": ..., "args": ...}``, `model.safetensors` the
+weights, `tokenizer.json` a vocabulary where there is text. Nothing is pickled, and `load` needs no other
+knowledge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worldtokens.errors import InputError
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def _recording(init):
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def wrapper(self, *args, **kwargs):
+        if "_args" not in self.__dict__:  # the outermost constructor, the one that the user called
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            object.__setattr__(self, "_args", dict(list(bound.arguments.items())[1:]))
+        init(self, *args, **kwargs)
+
+    return wrapper
+
+
+class Part(nn.Module):
+    """An nn.Module that remembers its constructor's arguments and can be saved and rebuilt.
+
+    Arguments must be plain values (numbers, strings, lists, dicts), other Parts, or things that a subclass
+    turns into files in `config_args`.
+    """
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _recording(cls.__init__)
+
+    def config_args(self, folder: Path | None = None) -> dict[str, Any]:
+        """The constructor's arguments; a subclass writes what isn't plain into `folder` and names the file.
+
+        A file is given as ``{"file": "name"}``; `load` hands the constructor its path.
+        """
+        # a part that was exchanged after construction (model.trunk = other) is saved as it is now
+        args = {}
+        for name, value in self._args.items():
+            live = self.__dict__.get("_modules", {}).get(name)
+            args[name] = live if isinstance(live, Part) else value
+        return args
+
+    def config(self, folder: Path | None = None) -> dict[str, Any]:
+        """How to build this part again: nested ``{"class": ..., "args": ...}``."""
+        cls = type(self)
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        import worldtokens
+
+        if cls.__module__.startswith("worldtokens.") and getattr(worldtokens, cls.__name__, None) is cls:
+            name = f"worldtokens.{cls.__name__}"
+        args = {k: _plain(v, folder, f"{cls.__name__}({k}=)") for k, v in self.config_args(folder).items()}
+        return {"class": name, "args": args}
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write `config.json`, `model.safetensors` and vocabularies into `folder`; each file appears whole.
+
+        Returns:
+            The folder.
+        """
+        from safetensors.torch import save
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = json.dumps(self.config(folder), indent=2, ensure_ascii=False) + "\n"
+        weights, alias = _own_weights(self)
+        meta = {"format": "pt", "config": _digest(config), "alias": json.dumps(alias)}
+        write_whole(folder / WEIGHTS, save(weights, metadata=meta))
+        write_whole(folder / CONFIG, config.encode())
+        return folder
+
+
+def _digest(config: str) -> str:
+    return hashlib.sha256(config.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any, folder: Path | None, where: str) -> Any:
+    if isinstance(value, Part):
+        return value.config(folder)
+    if isinstance(value, dict | nn.ModuleDict):
+        return {str(k): _plain(v, folder, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, list | tuple | nn.ModuleList):
+        return [_plain(v, folder, where) for v in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(
+        f"{where} is a {type(value).__name__}, which config.json can't hold: use plain values and Parts, or "
+        "override config_args to write a file"
+    )
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without what torch.compile and the parallel wrappers put in front."""
+    return ".".join(p for p in name.split(".") if p not in ("_orig_mod", "module", "_fsdp_wrapped_module"))
+
+
+def _own_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state dict with plain names; a tensor held under several names is written once."""
+    weights: dict[str, Tensor] = {}
+    alias: dict[str, str] = {}
+    seen: dict[tuple, str] = {}
+    for name, value in model.state_dict().items():
+        name = clean_name(name)
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
+        if value.numel() and key in seen:
+            alias[name] = seen[key]
+            continue
+        seen[key] = name
+        weights[name] = value.detach().contiguous().cpu()
+    return weights, alias
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+    with contextlib.suppress(OSError):  # the name itself must reach the disk too; not every system allows it
+        fd = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def build(config: Any, folder: Path | None = None) -> Any:
+    """Build what `Part.config` describes; files are looked up in `folder`.
+
+    Raises:
+        InputError: the class can't be found, isn't a Part, or doesn't take the arguments.
+    """
+    if isinstance(config, list):
+        return [build(c, folder) for c in config]
+    if not isinstance(config, dict):
+        return config
+    if set(config) == {"file"}:
+        # only a plain name inside the folder: a config from elsewhere must not reach other files
+        name = os.path.basename(str(config["file"]))
+        return str(folder / name) if folder is not None else name
+    if set(config) != {"class", "args"}:
+        return {k: build(v, folder) for k, v in config.items()}
+    cls = _find_class(config["class"])
+    args = {k: build(v, folder) for k, v in config["args"].items()}
+    try:
+        return cls(**args)
+    except TypeError as e:
+        raise InputError(f"{config['class']} can't be built from its config: {e}") from e
+
+
+def _find_class(name: str) -> type[Part]:
+    module, _, cls = str(name).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), cls)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise InputError(
+            f"config names the class {name!r}, which can't be imported ({e}): install the package that holds it"
+        ) from e
+    if not (isinstance(found, type) and issubclass(found, Part)):
+        raise InputError(f"config names {name!r}, which is not a worldtokens Part")
+    return found
+
+
+def load(folder: str | os.PathLike, device: str | torch.device = "cpu") -> Any:
+    """Rebuild a model from a folder that `save` wrote: class, settings, vocabulary and weights.
+
+    Returns:
+        The model in eval mode.
+
+    Raises:
+        InputError: the folder isn't a saved model, or config and weights don't belong together.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
+        raise InputError(
+            f"{folder} is not a saved model: expected {CONFIG} and {WEIGHTS} in it, as model.save(folder) writes"
+        )
+    text = (folder / CONFIG).read_text(encoding="utf-8")
+    try:
+        config = json.loads(text)
+        with safe_open(folder / WEIGHTS, "pt", device=str(device)) as f:
+            meta = f.metadata() or {}
+            weights = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
+    except (json.JSONDecodeError, SafetensorError) as e:
+        raise InputError(f"{folder} is damaged: {e}") from e
+    if meta.get("config") not in (None, _digest(text)):
+        raise InputError(
+            f"{folder}: {CONFIG} and {WEIGHTS} were not written by the same save; save the model again, or "
+            "restore the pair from a backup"
+        )
+    model = build(config, folder)
+    if not isinstance(model, Part):
+        raise InputError(f"{folder / CONFIG} has no class at its top")
+    model.to(device)
+    for name, kept in json.loads(meta.get("alias", "{}")).items():
+        weights[name] = weights[kept]
+    load_strictly(model, weights, str(folder / WEIGHTS))
+    return model.eval()
+
+
+def load_strictly(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
+    """Load a state dict; a key or shape that doesn't fit is an error that names it.
+
+    Raises:
+        InputError: keys are missing, unknown, or have another shape.
+    """
+    own = {clean_name(k): v for k, v in model.state_dict().items()}
+    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    shapes = [
+        f"{k} is {tuple(weights[k].shape)}, expected {tuple(own[k].shape)}"
+        for k in own.keys() & weights.keys()
+        if own[k].shape != weights[k].shape
+    ]
+    if missing or extra or shapes:
+        found = [f"missing {missing[:5]}"] * bool(missing) + [f"unknown {extra[:5]}"] * bool(extra)
+        raise InputError(f"{source} doesn't fit {type(model).__name__}: " + "; ".join(found + shapes[:5]))
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(weights[name])

@@ -1,0 +1,90 @@
+"""The contract of a front-end: three verbs that turn the raw world into `Tokens`.
+
+A third party adds a modality by writing one subclass in a package of its own; `wt.testing.check_tokenizer`
+runs the contract on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worldtokens.parts import Part
+from worldtokens.tokens import Layout, Tokens, modality_id
+
+
+class Batch(dict):
+    """What `collate` hands to `forward`: tensors by name, and static facts (ints, tuples) beside them."""
+
+    def to(self, *args, **kwargs) -> Batch:
+        """Move the tensors; whole numbers and uint8 keep their types."""
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+
+        def move(v):
+            if isinstance(v, Batch):
+                return v.to(*args, **kwargs)
+            if not isinstance(v, Tensor):
+                return v
+            to = dtype if v.is_floating_point() else None
+            return v.to(device=device, dtype=to, non_blocking=non_blocking)
+
+        return Batch({k: move(v) for k, v in self.items()})
+
+    def pin_memory(self) -> Batch:
+        return Batch({k: v.pin_memory() if isinstance(v, Tensor | Batch) else v for k, v in self.items()})
+
+
+class Tokenizer(Part):
+    """Raw world -> Tokens.
+
+    A subclass sets `modality` (a class attribute, its name in `Tokens.select`) and `dim` (width of its tokens) and
+    writes the three verbs. Absolute positions belong here; relative ones (RoPE over `pos`) to the trunk.
+    """
+
+    modality: str = ""
+    dim: int
+
+    def read(self, source: Any) -> Tensor:
+        """One sample from a path, bytes, file or object -> its canonical raw tensor (CPU).
+
+        Raises:
+            InputError: it can't be read; the message names the file.
+        """
+        raise NotImplementedError
+
+    def collate(self, raws: Sequence[Tensor]) -> Batch:
+        """Raw samples -> one batch: pad, patchify, lengths. Runs on the CPU, in DataLoader workers."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tokens:
+        """A batch on the model's device -> its tokens, (B, N, dim)."""
+        raise NotImplementedError
+
+    def tokens(self, sources: Sequence[Any]) -> Tokens:
+        """Read, collate and embed: from files or objects straight to Tokens on the module's device."""
+        batch = self.collate([self.read(s) for s in sources])
+        param = next(self.parameters(), None)
+        return self(batch.to(param.device) if param is not None else batch)
+
+    def wrap(self, x: Tensor, lengths: Sequence[int], order: str = "together", **fields: Tensor) -> Tokens:
+        """Tokens of one sample a row, padded on the right, with `valid`, `block` and `modality` filled in.
+
+        Args:
+            x: (B, N, D).
+            lengths: B ints on the CPU side, the valid tokens of each row.
+            order: ``"together"`` or ``"causal"``.
+            fields: `pos`, `ids`, ... as in `Tokens`.
+        """
+        b, n, _ = x.shape
+        layout = Layout.simple(lengths, order)
+        if layout.full(n):
+            valid = torch.ones(b, n, dtype=torch.bool, device=x.device)
+        else:
+            places = torch.arange(n, device=x.device)
+            valid = places < torch.as_tensor(list(lengths), device=x.device)[:, None]
+        mod = torch.full((b, n), modality_id(self.modality), dtype=torch.int16, device=x.device)
+        tokens = Tokens(x=x, valid=valid, modality=mod, layout=layout, **fields)
+        return tokens.causal() if order == "causal" else tokens

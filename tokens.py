@@ -1,0 +1,557 @@
+"""`Tokens`: the one type between rooms, and the one rule of visibility.
+
+Query *i* reads key *j* when
+
+    valid[j]  and  segment[i] == segment[j]  and  block[j] <= block[i]
+
+`visible` below is that rule, written plainly; every fast path in `backbone/attention.py` is tested against
+it. What a fast path must know (lengths, reading order) is static knowledge that travels with the tokens as a
+`Layout` made on the CPU side, so that no forward pass has to look into a tensor to choose its kernel.
+
+Shapes: B rows, N tokens in a row, D width, S samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from worldtokens.errors import InputError
+
+MODALITIES = {"text": 0, "image": 1, "audio": 2, "video": 3, "points": 4, "views": 5, "latents": 6}
+MODALITIES |= {"series": 7, "discrete": 8}
+
+
+def modality_id(name: str) -> int:
+    """The int16 number of a modality: a fixed one for those built in, else a hash of its name.
+
+    A third party's front-end needs no registry and gets the same number in every process.
+    """
+    known = MODALITIES.get(name)
+    return known if known is not None else 64 + zlib.crc32(name.encode()) % (32767 - 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What is known about a batch of tokens without looking into a tensor.
+
+    Args:
+        lengths: for each row the token counts of its samples, in order, contiguous from the left, the rest of
+            the row being padding. A sample is one segment.
+        order: reading order inside a sample: ``"together"`` (one block number), ``"causal"`` (block rises by
+            one with every token) or ``"any"`` (look at `Tokens.block`).
+        origin: after `Tokens.pack`, the place that each sample (counted row by row) had before.
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    order: str = "any"
+    origin: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.order not in ("together", "causal", "any"):
+            raise ValueError(f"order is {self.order!r}, expected 'together', 'causal' or 'any'")
+
+    @classmethod
+    def simple(cls, lengths: Iterable[int], order: str = "any") -> Layout:
+        """One sample a row, of the given lengths."""
+        return cls(tuple((int(n),) if n else () for n in lengths), order)
+
+    @property
+    def single(self) -> bool:
+        """True when no row holds more than one sample."""
+        return all(len(row) <= 1 for row in self.lengths)
+
+    def full(self, n: int) -> bool:
+        """True when every row is one sample of all n tokens."""
+        return all(len(row) == 1 and row[0] == n for row in self.lengths)
+
+    @property
+    def samples(self) -> int:
+        """How many samples a pooling gives: an empty row counts as one."""
+        return sum(max(1, len(row)) for row in self.lengths)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Tokens:
+    """A batch of tokens: seven tensors that share their first two axes.
+
+    Args:
+        x: (B, N, D) float, embeddings.
+        valid: (B, N) bool, True = a real token. Default: all True.
+        pos: (B, N, 3) float32, coordinates (t, y, x) in token-grid units; text uses t alone.
+            Default: t counts from 0.
+        segment: (B, N) int32, which sample of the row the token belongs to. Default: 0.
+        block: (B, N) int32, reading order: a token reads those whose block isn't larger. Default: 0.
+        modality: (B, N) int16, which front-end made it (`modality_id`). Default: -1, unknown.
+        ids: (B, N) int64, the discrete id where there is one, or None.
+        layout: static knowledge for the fast paths, or None (the dense rule is used then).
+
+    Raises:
+        ValueError: the fields' shapes or types don't fit together.
+    """
+
+    x: Tensor
+    valid: Tensor | None = None
+    pos: Tensor | None = None
+    segment: Tensor | None = None
+    block: Tensor | None = None
+    modality: Tensor | None = None
+    ids: Tensor | None = None
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        x = self.x
+        if x.ndim != 3:
+            raise ValueError(f"x has shape {tuple(x.shape)}, expected (B, N, D)")
+        if not x.is_floating_point():
+            raise ValueError(f"x is {x.dtype}, expected a float type")
+        b, n, _ = x.shape
+        fill = {}
+        if self.valid is None:
+            fill["valid"] = torch.ones(b, n, dtype=torch.bool, device=x.device)
+        elif self.valid.dtype != torch.bool:
+            raise ValueError(
+                f"valid is {self.valid.dtype}, expected torch.bool with True = a real token; 0/1 numbers are "
+                "refused because their polarity can't be told: pass mask.bool()"
+            )
+        if self.pos is None:
+            t = torch.arange(n, dtype=torch.float32, device=x.device)
+            pos = torch.zeros(n, 3, dtype=torch.float32, device=x.device)
+            pos[:, 0] = t
+            fill["pos"] = pos.expand(b, n, 3)
+        for name, dtype, default in (
+            ("segment", torch.int32, 0),
+            ("block", torch.int32, 0),
+            ("modality", torch.int16, -1),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                fill[name] = torch.full((b, n), default, dtype=dtype, device=x.device)
+            elif value.dtype != dtype:
+                fill[name] = value.to(dtype)
+        for name, value in fill.items():
+            object.__setattr__(self, name, value)
+        for name in ("valid", "segment", "block", "modality", "ids"):
+            value = getattr(self, name)
+            if value is not None and value.shape != (b, n):
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {(b, n)} as x has")
+        if self.pos.shape != (b, n, 3):
+            raise ValueError(f"pos has shape {tuple(self.pos.shape)}, expected {(b, n, 3)}: (t, y, x)")
+        if self.layout is not None and len(self.layout.lengths) != b:
+            raise ValueError(f"layout tells of {len(self.layout.lengths)} rows, x has {b}")
+
+    # ---- small views -------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, N, D)."""
+        return self.x.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    @property
+    def dim(self) -> int:
+        return self.x.shape[-1]
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> Tokens:
+        """Some of the rows; an int keeps the batch axis."""
+        rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
+        layout = self.layout
+        if layout is not None:
+            if isinstance(rows, slice):
+                layout = Layout(layout.lengths[rows], layout.order)
+            elif isinstance(rows, Tensor):
+                layout = None
+            else:
+                layout = Layout(tuple(layout.lengths[i] for i in rows), layout.order)
+        return Tokens(**{k: v[rows] if v is not None else None for k, v in self._tensors()}, layout=layout)
+
+    def _tensors(self) -> list[tuple[str, Tensor | None]]:
+        names = ("x", "valid", "pos", "segment", "block", "modality", "ids")
+        return [(k, getattr(self, k)) for k in names]
+
+    def replace(self, **changes) -> Tokens:
+        """A copy with other fields; changing `valid`, `segment` or `block` forgets the layout unless given."""
+        if {"valid", "segment", "block"} & set(changes) and "layout" not in changes:
+            changes["layout"] = None
+        return dataclasses.replace(self, **changes)
+
+    def to(self, *args, **kwargs) -> Tokens:
+        """Move to a device and/or float type; `pos` stays float32 and the whole numbers keep their types."""
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        out = {}
+        for name, v in self._tensors():
+            if v is None:
+                out[name] = None
+            elif name == "x":
+                out[name] = v.to(device=device, dtype=dtype, non_blocking=non_blocking)
+            else:
+                out[name] = v.to(device=device, non_blocking=non_blocking)
+        return Tokens(**out, layout=self.layout)
+
+    def pin_memory(self) -> Tokens:
+        out = {k: v.pin_memory() if v is not None else None for k, v in self._tensors()}
+        return Tokens(**out, layout=self.layout)
+
+    def __repr__(self) -> str:
+        b, n, d = self.x.shape
+        known = "" if self.layout is None else f", {self.layout.order}, {self.layout.samples} samples"
+        return f"Tokens(B={b}, N={n}, D={d}, {self.x.dtype}, {self.device}{known})"
+
+    # ---- reading order -----------------------------------------------------------------------------------
+
+    def causal(self) -> Tokens:
+        """The same tokens read left to right: block = 0, 1, 2, ... in each row."""
+        block = torch.arange(self.shape[1], dtype=torch.int32, device=self.device).expand(self.shape[:2])
+        layout = self.layout and dataclasses.replace(self.layout, order="causal")
+        return self.replace(block=block, layout=layout)
+
+    def together(self) -> Tokens:
+        """The same tokens, all reading each other: block = 0."""
+        layout = self.layout and dataclasses.replace(self.layout, order="together")
+        return self.replace(block=torch.zeros_like(self.block), layout=layout)
+
+    def measured(self) -> Tokens:
+        """The same tokens with their layout read from the tensors (waits for the device once).
+
+        Tokens built by hand have no layout and take the dense path; this gives them the fast ones. Where valid
+        tokens aren't contiguous from the left by segment, the layout stays None.
+        """
+        valid, segment, block = self.valid.cpu(), self.segment.cpu(), self.block.cpu()
+        counts = valid.sum(1).tolist()
+        lengths, together, causal = [], True, True
+        for row, n in enumerate(counts):
+            if not bool(valid[row, :n].all()):
+                return self.replace(layout=None)
+            seg, runs = torch.unique_consecutive(segment[row, :n], return_counts=True)
+            if seg.unique().numel() != seg.numel():
+                return self.replace(layout=None)
+            lengths.append(tuple(runs.tolist()))
+            for part in block[row, :n].split(runs.tolist()):
+                step = part.diff()
+                together = together and bool((step == 0).all())
+                causal = causal and bool((step == 1).all())
+        order = "together" if together else "causal" if causal else "any"
+        return self.replace(layout=Layout(tuple(lengths), order))
+
+    # ---- joining -----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def cat(*parts: Tokens, follow: bool = False) -> Tokens:
+        """One sequence after another, row by row: (B, Na, D), (B, Nb, D) -> (B, Na + Nb, D).
+
+        Args:
+            parts: Tokens with the same number of rows and the same width.
+            follow: False keeps positions and reading order as they are (an encoder reads all parts
+                together). True makes each part come after the last: its `block` and its t count on, so that it
+                reads the parts before and they don't read it.
+
+        Raises:
+            ValueError: rows or widths differ.
+        """
+        parts = parts[0] if len(parts) == 1 and isinstance(parts[0], list | tuple) else parts
+        if not parts:
+            raise ValueError("cat needs at least one Tokens")
+        rows, dims = {len(p) for p in parts}, {p.dim for p in parts}
+        if len(rows) > 1 or len(dims) > 1:
+            raise ValueError(
+                f"parts have {sorted(rows)} rows and widths {sorted(dims)}: cat joins rows of equal number and "
+                "width; batch first with Tokens.stack, or give the front-ends one `dim`"
+            )
+        if follow:
+            parts = _following(parts)
+        out = {}
+        for name, _ in parts[0]._tensors():
+            values = [getattr(p, name) for p in parts]
+            if name == "ids" and any(v is not None for v in values):
+                values = [
+                    v if v is not None else torch.full(p.shape[:2], -1, dtype=torch.int64, device=p.device)
+                    for v, p in zip(values, parts, strict=True)
+                ]
+            out[name] = None if values[0] is None else torch.cat(values, 1)
+        return Tokens(**out, layout=_cat_layout(parts, follow))
+
+    @staticmethod
+    def stack(items: Sequence[Tokens]) -> Tokens:
+        """Batch Tokens of unequal length: rows under rows, shorter ones padded on the right.
+
+        Args:
+            items: each (Bi, Ni, D).
+
+        Returns:
+            (sum of Bi, max of Ni, D), with padding not valid.
+        """
+        items = list(items)
+        if not items:
+            raise ValueError("stack needs at least one Tokens")
+        dims = {t.dim for t in items}
+        if len(dims) > 1:
+            raise ValueError(f"widths differ: {sorted(dims)}; give the front-ends one `dim`")
+        n = max(t.shape[1] for t in items)
+        has_ids = any(t.ids is not None for t in items)
+        out = {}
+        for name, _ in items[0]._tensors():
+            if name == "ids" and not has_ids:
+                out[name] = None
+                continue
+            grown = []
+            for t in items:
+                v = getattr(t, name)
+                if v is None:
+                    v = torch.full(t.shape[:2], -1, dtype=torch.int64, device=t.device)
+                short = n - t.shape[1]
+                if short:
+                    tail = [0, 0] * (v.ndim - 2) + [0, short]
+                    v = torch.nn.functional.pad(v, tail, value=-1 if name in ("ids", "modality") else 0)
+                grown.append(v)
+            out[name] = torch.cat(grown)
+        layout = None
+        if all(t.layout is not None for t in items):
+            orders = {t.layout.order for t in items}
+            lengths = tuple(row for t in items for row in t.layout.lengths)
+            layout = Layout(lengths, orders.pop() if len(orders) == 1 else "any")
+        return Tokens(**out, layout=layout)
+
+    # ---- packing -----------------------------------------------------------------------------------------
+
+    def _samples(self) -> list[tuple[int, Tensor | slice]]:
+        """(row, places in the row) of every sample, row by row; an empty row is one empty sample."""
+        found = []
+        if self.layout is not None:
+            for row, lengths in enumerate(self.layout.lengths):
+                at = 0
+                for n in lengths:
+                    found.append((row, slice(at, at + n)))
+                    at += n
+                if not lengths:
+                    found.append((row, slice(0, 0)))
+            return found
+        valid, segment = self.valid.cpu(), self.segment.cpu()
+        for row in range(len(self)):
+            places = valid[row].nonzero().flatten()
+            seen: dict[int, list[int]] = {}
+            for place, seg in zip(places.tolist(), segment[row, places].tolist(), strict=True):
+                seen.setdefault(seg, []).append(place)
+            if not seen:
+                found.append((row, slice(0, 0)))
+            found += [(row, torch.tensor(p, device=self.device)) for p in seen.values()]
+        return found
+
+    def split(self) -> list[Tokens]:
+        """Every sample by itself, padding dropped, each (1, n, D), in the order in which they were packed."""
+        order = self.layout.order if self.layout is not None else "any"
+        parts = []
+        for row, places in self._samples():
+            fields = {k: v[row][places][None] if v is not None else None for k, v in self._tensors()}
+            fields["segment"] = torch.zeros_like(fields["segment"])
+            n = fields["x"].shape[1]
+            parts.append(Tokens(**fields, layout=Layout.simple([n], order)))
+        origin = self.layout.origin if self.layout is not None else None
+        if origin is not None:
+            parts = [parts[i] for i in sorted(range(len(parts)), key=origin.__getitem__)]
+        return parts
+
+    def pack(self, max_len: int) -> Tokens:
+        """Put many short samples in few rows, first fit; `unpack` gives them back in their order.
+
+        Args:
+            max_len: the longest row allowed, in tokens.
+
+        Raises:
+            InputError: a sample is longer than `max_len`.
+        """
+        return pack(self.split(), max_len)
+
+    def unpack(self) -> Tokens:
+        """One sample a row again, in the order that they had before `pack`; padding on the right."""
+        return Tokens.stack(self.split())
+
+    # ---- reading out -------------------------------------------------------------------------------------
+
+    def select(self, modality: str) -> Tokens:
+        """Only the tokens of one front-end, e.g. ``select("image")``, moved together to the left.
+
+        Returns:
+            (B, n, D) where n is the largest count of any row. Segments, blocks and positions are kept.
+        """
+        keep = self.valid & (self.modality == modality_id(modality))
+        counts = keep.sum(1)
+        n = int(counts.max()) if len(self) else 0
+        # a stable sort puts the kept ones first without changing their order
+        places = torch.argsort((~keep).to(torch.uint8), dim=1, stable=True)[:, :n]
+        fields = {}
+        for name, v in self._tensors():
+            if v is not None:
+                index = places if v.ndim == 2 else places[..., None].expand(-1, -1, v.shape[-1])
+                v = v.gather(1, index)
+            fields[name] = v
+        fields["valid"] = torch.arange(n, device=self.device) < counts[:, None]
+        return Tokens(**fields)
+
+    def pool(self, how: str = "mean") -> Tensor:
+        """One vector for every sample, from its valid tokens only.
+
+        Args:
+            how: ``"mean"``, ``"first"`` or ``"last"``.
+
+        Returns:
+            (B, D), or (S, D) for rows that hold several samples, in the order that they had before packing.
+            A row with nothing valid gives zeros.
+        """
+        if how not in ("mean", "first", "last"):
+            raise ValueError(f"pool({how!r}): expected 'mean', 'first' or 'last'")
+        if self.layout is not None and self.layout.full(self.shape[1]):
+            return self.x.mean(1) if how == "mean" else self.x[:, 0 if how == "first" else -1]
+        if self.layout is not None and self.layout.single:
+            return self._pool_rows(how)
+        if self.layout is None:
+            # one look at the device tells whether rows hold more than one sample
+            low = self.segment.masked_fill(~self.valid, torch.iinfo(torch.int32).max).amin(1)
+            if bool(((self.segment == low[:, None]) | ~self.valid).all()):
+                return self._pool_rows(how)
+        parts = self.split()
+        zero = self.x.new_zeros(self.dim)
+        pick = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "last": lambda x: x[-1]}[how]
+        return torch.stack([pick(p.x[0]) if p.shape[1] else zero for p in parts])
+
+    def _pool_rows(self, how: str) -> Tensor:
+        n = self.shape[1]
+        if n == 0:
+            return self.x.new_zeros(len(self), self.dim)
+        some = self.valid.any(1)
+        if how == "mean":
+            x = self.x.masked_fill(~self.valid[..., None], 0)
+            return x.sum(1) / self.valid.sum(1).clamp(min=1)[:, None].to(x.dtype)
+        places = torch.arange(n, device=self.device)
+        if how == "first":
+            at = places.masked_fill(~self.valid, n).amin(1).clamp(max=n - 1)
+        else:
+            at = places.masked_fill(~self.valid, -1).amax(1).clamp(min=0)
+        x = self.x.gather(1, at[:, None, None].expand(-1, 1, self.dim)).squeeze(1)
+        return x.masked_fill(~some[:, None], 0)
+
+
+def _following(parts: Sequence[Tokens]) -> list[Tokens]:
+    out, block_end, t_end = [], None, None
+    for p in parts:
+        if block_end is not None:
+            pos = p.pos.clone()
+            pos[..., 0] += t_end[:, None]
+            p = p.replace(block=p.block + block_end[:, None], pos=pos, layout=p.layout)
+        out.append(p)
+        low = torch.iinfo(torch.int32).min
+        if p.shape[1]:
+            ends = p.block.masked_fill(~p.valid, low).amax(1) + 1
+            times = p.pos[..., 0].masked_fill(~p.valid, -torch.inf).amax(1).floor() + 1
+            some = p.valid.any(1)
+            was = (torch.zeros_like(ends), torch.zeros_like(times)) if block_end is None else (block_end, t_end)
+            block_end, t_end = torch.where(some, ends, was[0]), torch.where(some, times, was[1])
+        elif block_end is None:
+            block_end = torch.zeros(len(p), dtype=torch.int32, device=p.device)
+            t_end = torch.zeros(len(p), dtype=torch.float32, device=p.device)
+    return out
+
+
+def _cat_layout(parts: Sequence[Tokens], follow: bool) -> Layout | None:
+    """The layout of parts set side by side: known when only the last part can have padding."""
+    layouts = [p.layout for p in parts]
+    if any(la is None or not la.single for la in layouts):
+        return None
+    if not all(la.full(p.shape[1]) for la, p in zip(layouts[:-1], parts[:-1], strict=True)):
+        return None
+    orders = {la.order for la in layouts}
+    if len(parts) == 1:
+        order = layouts[0].order
+    elif follow:
+        order = "causal" if orders == {"causal"} else "any"
+    else:
+        order = "any"
+        # `together` means one number in a part; only parts known to share it stay together, and front-ends
+        # that read together all number their tokens 0
+        if orders == {"together"}:
+            order = "together"
+    return Layout.simple([sum(sum(r) for r in rows) for rows in zip(*(la.lengths for la in layouts))], order)
+
+
+def pack(items: Sequence[Tokens], max_len: int) -> Tokens:
+    """Put samples of any length and modality into few rows of at most `max_len` tokens, first fit.
+
+    Args:
+        items: Tokens of one width; each row of each is a sample (or several, if already packed).
+        max_len: the longest row allowed, in tokens.
+
+    Returns:
+        (rows, longest row, D) with one segment number for each sample of a row. `unpack` and `pool` give the
+        samples back in the order of `items`.
+
+    Raises:
+        InputError: a sample is longer than `max_len`.
+    """
+    samples = [s for t in items for s in (t.split() if len(t) != 1 or t.layout is None else _as_samples(t))]
+    if not samples:
+        raise ValueError("pack needs at least one sample")
+    room: list[int] = []
+    rows: list[list[int]] = []
+    for i, s in enumerate(samples):
+        n = s.shape[1]
+        if n > max_len:
+            raise InputError(
+                f"sample {i} has {n} tokens and a packed row takes {max_len}: raise max_len, or make the "
+                "front-end give fewer tokens (max_tokens, frames, context)"
+            )
+        row = next((r for r, free in enumerate(room) if free >= n and n > 0), None)
+        if row is None:
+            room.append(max_len)
+            rows.append([])
+            row = len(room) - 1
+        room[row] -= n if n else max_len
+        rows[row].append(i)
+    packed = []
+    orders = {s.layout.order if s.layout is not None else "any" for s in samples}
+    order = orders.pop() if len(orders) == 1 else "any"
+    for row in rows:
+        parts = [samples[i] for i in row]
+        joined = Tokens.cat(*parts)
+        number = [torch.full((1, p.shape[1]), k, dtype=torch.int32) for k, p in enumerate(parts)]
+        lengths = (tuple(p.shape[1] for p in parts if p.shape[1]),)
+        packed.append(
+            joined.replace(segment=torch.cat(number, 1).to(joined.device), layout=Layout(lengths, order))
+        )
+    out = Tokens.stack(packed)
+    origin = tuple(i for row in rows for i in row)
+    return out.replace(layout=dataclasses.replace(out.layout, origin=origin))
+
+
+def _as_samples(t: Tokens) -> list[Tokens]:
+    return [t] if t.layout.full(t.shape[1]) else t.split()
+
+
+def visible(query: Tokens, key: Tokens | None = None, window: float | None = None) -> Tensor:
+    """The rule of visibility as a dense mask: the reference that every fast path is tested against.
+
+    Args:
+        query: Tokens that read, (B, Nq, D).
+        key: Tokens that are read in cross-attention (same segment; block ignored), (B, Nk, D). Default: the
+            query's own tokens, by the whole rule.
+        window: with it, a token also reads only those less than `window` behind it in t.
+
+    Returns:
+        (B, Nq, Nk) bool, True = reads.
+    """
+    cross = key is not None
+    key = key if cross else query
+    mask = key.valid[:, None, :] & (query.segment[:, :, None] == key.segment[:, None, :])
+    if not cross:
+        mask = mask & (key.block[:, None, :] <= query.block[:, :, None])
+    if window is not None:
+        mask = mask & (query.pos[:, :, None, 0] - key.pos[:, None, :, 0] < window)
+    return mask
