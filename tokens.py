@@ -453,7 +453,9 @@ def _following(parts: Sequence[Tokens]) -> list[Tokens]:
             ends = p.block.masked_fill(~p.valid, low).amax(1) + 1
             times = p.pos[..., 0].masked_fill(~p.valid, -torch.inf).amax(1).floor() + 1
             some = p.valid.any(1)
-            was = (torch.zeros_like(ends), torch.zeros_like(times)) if block_end is None else (block_end, t_end)
+            was = (
+                (torch.zeros_like(ends), torch.zeros_like(times)) if block_end is None else (block_end, t_end)
+            )
             block_end, t_end = torch.where(some, ends, was[0]), torch.where(some, times, was[1])
         elif block_end is None:
             block_end = torch.zeros(len(p), dtype=torch.int32, device=p.device)
@@ -479,7 +481,9 @@ def _cat_layout(parts: Sequence[Tokens], follow: bool) -> Layout | None:
         # that read together all number their tokens 0
         if orders == {"together"}:
             order = "together"
-    return Layout.simple([sum(sum(r) for r in rows) for rows in zip(*(la.lengths for la in layouts))], order)
+    return Layout.simple(
+        [sum(sum(r) for r in rows) for rows in zip(*(la.lengths for la in layouts), strict=True)], order
+    )
 
 
 def pack(items: Sequence[Tokens], max_len: int) -> Tokens:
