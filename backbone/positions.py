@@ -1,0 +1,39 @@
+"""Rotary positions over `Tokens.pos`: one to three axes, computed in float32.
+
+RoFormer (Su et al. 2021) turns each pair of channels by an angle proportional to a position; with two or three
+axes the pairs are shared out between the axes, as 2-D and 3-D RoPE do.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rope_angles(pos: Tensor, head_dim: int, axes: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every pair's angle.
+
+    Args:
+        pos: (B, N, 3) float, (t, y, x).
+        head_dim: channels of a head, even.
+        axes: 1 turns by t, 2 by (y, x), 3 by (t, y, x). Each axis gets ``head_dim // 2 // axes`` pairs; pairs
+            left over aren't turned.
+        theta: the longest wavelength is about 2 pi theta positions.
+
+    Returns:
+        cos, sin, each (B, N, 1, head_dim / 2) float32.
+    """
+    used = pos[..., :1] if axes == 1 else pos[..., 3 - axes :]
+    pairs = head_dim // 2 // axes
+    freq = theta ** (-torch.arange(pairs, dtype=torch.float32, device=pos.device) / pairs)
+    angles = (used.float()[..., None] * freq).flatten(-2)  # (B, N, axes * pairs)
+    rest = head_dim // 2 - angles.shape[-1]
+    if rest:
+        angles = torch.nn.functional.pad(angles, (0, rest))
+    return angles.cos()[:, :, None], angles.sin()[:, :, None]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + head_dim / 2) of x by the given angles: (B, N, H, head_dim) -> the same."""
+    a, b = x.float().chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
