@@ -60,7 +60,7 @@ class Part(nn.Module):
         args = {}
         for name, value in self._args.items():
             live = self.__dict__.get("_modules", {}).get(name)
-            args[name] = live if isinstance(live, Part) else value
+            args[name] = live if isinstance(live, Part | nn.ModuleDict) else value
         return args
 
     def config(self, folder: Path | None = None) -> dict[str, Any]:
