@@ -411,7 +411,7 @@ class Tokens:
             raise ValueError(f"pool({how!r}): expected 'mean', 'first' or 'last'")
         if self.layout is not None and self.layout.full(self.shape[1]):
             return self.x.mean(1) if how == "mean" else self.x[:, 0 if how == "first" else -1]
-        if self.layout is not None and self.layout.single:
+        if self.shape[1] == 0 or (self.layout is not None and self.layout.single):
             return self._pool_rows(how)
         if self.layout is None:
             # one look at the device tells whether rows hold more than one sample

@@ -262,6 +262,8 @@ class Transformer(Part):
                 f"tokens are {tokens.dim} wide and this Transformer {self.dim}: give the front-end dim={self.dim}"
             )
         b, n, _ = tokens.shape
+        if n == 0:
+            return tokens
         reading = plan(tokens, self.cfg.window, kind)
         whole = tokens.layout is not None and tokens.layout.full(n)
         x = tokens.x if whole else tokens.x.masked_fill(~tokens.valid[..., None], 0)

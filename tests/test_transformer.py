@@ -1,0 +1,317 @@
+"""The trunk against torch's own layers, and what its options promise."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import worldtokens as wt
+
+DIM, HEADS = 32, 4
+
+
+def randomise(module):
+    """Every parameter away from its initial value: fresh weights hide swapped or missing terms."""
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(torch.randn(p.shape, generator=g) * 0.2)
+    return module
+
+
+def tokens(lengths=(7, 4, 5), order="together", dim=DIM):
+    g = torch.Generator().manual_seed(1)
+    rows = [
+        wt.Tokens(torch.randn(1, n, dim, generator=g), layout=wt.Layout.simple([n], order)) for n in lengths
+    ]
+    t = wt.Tokens.stack(rows)
+    return t.causal() if order == "causal" else t
+
+
+def copy_layer(ref: nn.TransformerEncoderLayer, block):
+    pairs = [
+        (block.attn.qkv, (ref.self_attn.in_proj_weight, ref.self_attn.in_proj_bias)),
+        (block.attn.proj, (ref.self_attn.out_proj.weight, ref.self_attn.out_proj.bias)),
+        (block.mlp.fc1, (ref.linear1.weight, ref.linear1.bias)),
+        (block.mlp.fc2, (ref.linear2.weight, ref.linear2.bias)),
+        (block.norm1, (ref.norm1.weight, ref.norm1.bias)),
+        (block.norm2, (ref.norm2.weight, ref.norm2.bias)),
+    ]
+    with torch.no_grad():
+        for layer, (w, b) in pairs:
+            layer.weight.copy_(w)
+            layer.bias.copy_(b)
+
+
+@pytest.mark.parametrize("pre_norm", [True, False])
+@pytest.mark.parametrize("order", ["together", "causal"])
+def test_equal_to_torchs_encoder_layer(pre_norm, order):
+    """Max abs difference below 1e-5 in fp32 with random gains, biases and padding, output and gradients."""
+    torch.manual_seed(0)
+    ref = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(
+            DIM, HEADS, 64, dropout=0.0, activation="gelu", norm_first=pre_norm, batch_first=True
+        ),
+        2,
+        enable_nested_tensor=False,
+    )
+    randomise(ref)
+    ours = wt.Transformer(DIM, 2, HEADS, hidden=64, pre_norm=pre_norm, final_norm=False)
+    for layer, block in zip(ref.layers, ours.blocks, strict=True):
+        copy_layer(layer, block)
+    t = tokens(order=order)
+    n = t.shape[1]
+    future = torch.ones(n, n).triu(1).bool() if order == "causal" else None
+    a = t.x.clone().requires_grad_()
+    b = t.x.clone().requires_grad_()
+    want = ref(a, mask=future, src_key_padding_mask=~t.valid).masked_fill(~t.valid[..., None], 0)
+    got = ours(t.replace(x=b)).x
+    assert (want - got).abs().max() < 1e-5
+    weight = torch.randn_like(want)
+    (ga,) = torch.autograd.grad((want * weight).sum(), a)
+    (gb,) = torch.autograd.grad((got * weight).sum(), b)
+    assert (ga - gb).abs().max() < 1e-4 * ga.abs().max()
+
+
+def plain_attention(attn, x, see, rope):
+    """The formula, head by head, in a loop: the slow twin of `Attention`."""
+    b, n, _ = x.shape
+    h, kv, e = attn.heads, attn.kv_heads, attn.head_dim
+    qkv = attn.qkv(x)
+    q = qkv[..., : h * e].view(b, n, h, e)
+    k = qkv[..., h * e : (h + kv) * e].view(b, n, kv, e)
+    v = qkv[..., (h + kv) * e :].view(b, n, kv, e)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if rope is not None:
+        q, k = rope(q), rope(k)
+    heads = []
+    for i in range(h):
+        j = i * kv // h
+        score = q[:, :, i] @ k[:, :, j].transpose(1, 2) / e**0.5
+        heads.append(score.masked_fill(~see, -torch.inf).softmax(-1).nan_to_num() @ v[:, :, j])
+    return attn.proj(torch.cat(heads, -1))
+
+
+def plain_rope(pos, axes, theta=10000.0):
+    """Complex multiplication, pair by pair: the slow twin of `rotate`."""
+
+    def turn(x):
+        e = x.shape[-1]
+        pairs = e // 2 // axes
+        out = x.clone()
+        used = pos[..., :1] if axes == 1 else pos[..., 3 - axes :]
+        for a in range(axes):
+            for p in range(pairs):
+                i = a * pairs + p
+                angle = used[..., a, None] * theta ** (-p / pairs)
+                z = torch.complex(x[..., i], x[..., i + e // 2]) * torch.exp(1j * angle)
+                out[..., i], out[..., i + e // 2] = z.real, z.imag
+        return out
+
+    return turn
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": "rms", "activation": "swiglu", "kv_heads": 2, "rope": 1, "bias": False},
+        {"qk_norm": True, "rope": 2, "layer_scale": 0.3, "activation": "quick_gelu"},
+        {"rope": 3, "kv_heads": 1, "pre_norm": False, "eps": 1e-6},
+    ],
+    ids=["llama", "vit", "mqa"],
+)
+def test_block_equals_the_plain_formula(options):
+    torch.manual_seed(0)
+    ours = randomise(wt.Transformer(DIM, 1, 2, **options)).eval()
+    t = tokens()
+    pos = torch.randn(*t.shape[:2], 3).mul(5).round()
+    t = t.replace(pos=pos)
+    block, see = ours.blocks[0], wt.visible(t)
+    rope = plain_rope(pos, options["rope"])
+    attn = lambda x: block.scale1(plain_attention(block.attn, x, see, rope))  # noqa: E731
+    mlp = lambda x: block.scale2(plain_mlp(block.mlp, x, options.get("activation", "gelu")))  # noqa: E731
+    x = t.x
+    if options.get("pre_norm", True):
+        x = x + attn(block.norm1(x))
+        x = x + mlp(block.norm2(x))
+    else:
+        x = block.norm1(x + attn(x))
+        x = block.norm2(x + mlp(x))
+    x = ours.norm(x).masked_fill(~t.valid[..., None], 0)
+    assert (ours(t).x - x).abs().max() < 1e-5
+
+
+def plain_mlp(mlp, x, activation):
+    h = mlp.fc1(x)
+    if activation == "swiglu":
+        a, b = h.split(h.shape[-1] // 2, -1)
+        return mlp.fc2(a * torch.sigmoid(a) * b)
+    if activation == "quick_gelu":
+        return mlp.fc2(h * torch.sigmoid(1.702 * h))
+    return mlp.fc2(0.5 * h * (1 + torch.erf(h / 2**0.5)))
+
+
+def test_rope_depends_on_distance_only():
+    torch.manual_seed(0)
+    trunk = randomise(wt.Transformer(DIM, 2, 2, rope=3)).eval()
+    t = tokens()
+    moved = t.replace(pos=t.pos + torch.tensor([3.0, 11.0, -2.0]))
+    assert (trunk(t).x - trunk(moved).x).abs().max() < 1e-4
+    assert (trunk(t).x - trunk(t.replace(pos=t.pos * 2)).x).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("order", ["together", "causal"])
+def test_checkpointing_changes_no_gradient(order):
+    torch.manual_seed(0)
+    plain = randomise(wt.Transformer(DIM, 2, HEADS)).train()
+    saving = copy.deepcopy(plain)
+    object.__setattr__(saving, "cfg", wt.TransformerConfig(DIM, 2, HEADS, checkpoint=True))
+    t = tokens(order=order)
+    for m in (plain, saving):
+        m(t).x.square().sum().backward()
+    for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_drop_path_leaves_out_whole_samples():
+    torch.manual_seed(0)
+    trunk = wt.Transformer(DIM, 2, HEADS, drop_path=0.5, final_norm=False).train()
+    t = wt.Tokens.stack([tokens((6, 4)), tokens((5, 6, 3))])
+    block = trunk.blocks[1]  # the last one drops at the full rate
+    from worldtokens.backbone.attention import plan
+
+    reading = plan(t)
+    torch.manual_seed(3)
+    x = torch.ones(1, sum(n * c for n, c in reading.groups), DIM)
+    dropped = block._drop(x, reading)
+    at = 0
+    for count, n in reading.groups:
+        for _ in range(count):
+            part = dropped[0, at : at + n]
+            assert bool((part == 0).all()) or bool((part == 2).all())
+            at += n
+    assert {0.0, 2.0} == set(dropped.unique().tolist())
+    assert torch.equal(block.eval()._drop(x, reading), x)
+
+
+def test_mean_of_drop_path_is_the_whole():
+    torch.manual_seed(0)
+    block = wt.Transformer(DIM, 2, HEADS, drop_path=0.25).train().blocks[1]
+    from worldtokens.backbone.attention import Reading
+
+    x = torch.ones(4000, 1, 1)
+    assert abs(float(block._drop(x, Reading("full")).mean()) - 1.0) < 0.05
+
+
+@pytest.mark.parametrize(
+    "kind, pre_norm, depth",
+    list(itertools.product(["together", "causal"], [True], [2])),
+)
+def test_bfloat16_autocast_is_close(kind, pre_norm, depth):
+    torch.manual_seed(0)
+    trunk = wt.Transformer(DIM, depth, HEADS, pre_norm=pre_norm).eval()
+    t = tokens(order=kind)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = trunk(t).x
+    assert (half.float() - trunk(t).x).abs().max() < 0.1
+
+
+def test_named_sizes():
+    small = wt.Transformer.size("small", depth=1)
+    assert (small.cfg.dim, small.cfg.heads, small.cfg.depth) == (384, 6, 1)
+    # ViT-S's 12 blocks hold 21.3 million parameters (Touvron et al. 2021: 22.1 with embeddings and head)
+    assert sum(p.numel() for p in small.blocks[0].parameters()) * 12 == 21_293_568
+    with pytest.raises(ValueError, match="expected one of"):
+        wt.Transformer.size("giant")
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ({"dim": 30, "depth": 1, "heads": 4}, "must divide"),
+        ({"dim": 32, "depth": 1, "heads": 4, "kv_heads": 3}, "must divide|divide heads"),
+        ({"dim": 32, "depth": 1, "heads": 4, "norm": "batch"}, "expected one of"),
+        ({"dim": 32, "depth": 1, "heads": 4, "activation": "relu"}, "expected one of"),
+        ({"dim": 32, "depth": 1, "heads": 4, "rope": 4}, "expected 0"),
+        ({"dim": 12, "depth": 1, "heads": 4, "rope": 1}, "odd"),
+        ({"dim": 32, "depth": 1, "heads": 4, "drop_path": 1.0}, "drop_path"),
+    ],
+)
+def test_wrong_settings_are_named(args, message):
+    with pytest.raises(ValueError, match=message):
+        wt.Transformer(**args)
+
+
+def test_a_typo_in_a_setting_is_an_error():
+    with pytest.raises(TypeError, match="pre_nrom"):
+        wt.Transformer(32, 1, 4, pre_nrom=True)
+    with pytest.raises(TypeError, match="pre_nrom"):
+        wt.Transformer.size("tiny", pre_nrom=True)
+
+
+def test_wrong_width_names_the_remedy():
+    with pytest.raises(ValueError, match="give the front-end dim=32"):
+        wt.Transformer(32, 1, 4)(tokens(dim=16))
+
+
+def test_save_and_load(tmp_path):
+    torch.manual_seed(0)
+    trunk = randomise(wt.Transformer.size("tiny", depth=2, norm="rms", layer_scale=1e-4))
+    trunk.save(tmp_path)
+    again = wt.load(tmp_path)
+    assert again.cfg == trunk.cfg
+    t = tokens(dim=192)
+    assert torch.equal(again(t).x, trunk.eval()(t).x)
+    assert not again.training
+
+
+def test_load_refuses_what_doesnt_fit(tmp_path):
+    wt.Transformer(32, 1, 4).save(tmp_path / "a")
+    wt.Transformer(32, 2, 4).save(tmp_path / "b")
+    with pytest.raises(wt.InputError, match="is not a saved model"):
+        wt.load(tmp_path)
+    (tmp_path / "a" / "config.json").write_bytes((tmp_path / "b" / "config.json").read_bytes())
+    with pytest.raises(wt.InputError, match="not written by the same save"):
+        wt.load(tmp_path / "a")
+    weights = (tmp_path / "b" / "model.safetensors").read_bytes()
+    (tmp_path / "b" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(wt.InputError, match="damaged"):
+        wt.load(tmp_path / "b")
+
+
+def test_a_config_cant_name_any_class(tmp_path):
+    with pytest.raises(wt.InputError, match="not a worldtokens Part"):
+        wt.build({"class": "subprocess.Popen", "args": {"args": ["true"]}})
+    with pytest.raises(wt.InputError, match="can't be imported"):
+        wt.build({"class": "worldtokens.NoSuchThing", "args": {}})
+    with pytest.raises(wt.InputError, match="dpeth"):
+        wt.build({"class": "worldtokens.Transformer", "args": {"dim": 8, "depth": 1, "heads": 1, "dpeth": 1}})
+
+
+def test_a_compiled_block_is_saved_under_plain_names(tmp_path):
+    trunk = wt.Transformer(32, 1, 4)
+    plain = set(trunk.state_dict())
+    trunk.blocks[0] = torch.compile(trunk.blocks[0])
+    assert any("_orig_mod" in k for k in trunk.state_dict())
+    trunk.save(tmp_path)
+    assert set(wt.load(tmp_path).state_dict()) == plain
+
+
+def test_an_interrupted_save_keeps_the_last_one(tmp_path, monkeypatch):
+    trunk = wt.Transformer(32, 1, 4)
+    trunk.save(tmp_path)
+    before = trunk.state_dict()["blocks.0.attn.qkv.weight"].clone()
+    randomise(trunk)
+    from worldtokens import parts
+
+    def killed(fd):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts.os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trunk.save(tmp_path)
+    monkeypatch.undo()
+    assert torch.equal(wt.load(tmp_path).state_dict()["blocks.0.attn.qkv.weight"], before)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
