@@ -1,0 +1,164 @@
+"""Cutting a grid into patches and telling each patch where it is: shared by pictures, clips and scenes.
+
+A patch is flattened in the order (C, *patch), which is the order of a convolution's weight, so a linear layer over
+patches and a convolution whose stride is its kernel are the same map. A side that isn't a multiple of the patch
+keeps its remainder: the last patch is filled by repeating the edge, nothing is dropped.
+
+Shapes: B batch, C channels, N patches, D width.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worldtokens.errors import InputError
+
+
+def sides(value: int | Sequence[int], n: int, name: str) -> tuple[int, ...]:
+    """One int for all of `n` sides, or one for each -> a tuple of `n` positive ints.
+
+    Raises:
+        InputError: another count, or something that isn't a positive whole number.
+    """
+    given = (value,) * n if isinstance(value, int) else value
+    if not isinstance(given, list | tuple) or len(given) != n or any(type(v) is not int for v in given):
+        raise InputError(f"{name} is {value!r}, expected a whole number or {n} of them")
+    if min(given) < 1:
+        raise InputError(f"{name} is {value!r}, expected 1 or more")
+    return tuple(given)
+
+
+def grid_of(size: Sequence[int], patch: Sequence[int]) -> tuple[int, ...]:
+    """How many patches cover each side, a remainder counting as a whole patch: (230,), (16,) -> (15,)."""
+    return tuple(-(-s // p) for s, p in zip(size, patch, strict=True))
+
+
+def pad_to_patches(x: Tensor, patch: Sequence[int]) -> Tensor:
+    """Repeat the last row, column, ... until each trailing side is a multiple of its patch.
+
+    Repeating the edge adds no line that isn't in the picture and means the same before and after normalisation.
+
+    Args:
+        x: (..., *sides), any type.
+        patch: one size for each of the trailing sides.
+    """
+    for axis, p in zip(range(-len(patch), 0), patch, strict=True):
+        n = x.shape[axis]
+        if n % p:
+            x = x.index_select(axis, torch.arange(n + -n % p, device=x.device).clamp(max=n - 1))
+    return x
+
+
+def patchify(x: Tensor, patch: Sequence[int]) -> Tensor:
+    """Cut into patches in row-major order: (B, C, *sides) -> (B, N, C * prod(patch)).
+
+    Args:
+        x: any type; each side a multiple of its patch (`pad_to_patches`).
+        patch: sizes, one for each side after C: (ph, pw) for pictures, (pt, ph, pw) for clips.
+
+    Raises:
+        InputError: a side isn't a multiple of its patch.
+    """
+    b, c, *size = x.shape
+    if len(size) != len(patch) or any(s % p for s, p in zip(size, patch, strict=True)):
+        raise InputError(
+            f"sides {tuple(size)} aren't multiples of the patch {tuple(patch)}: pad_to_patches first"
+        )
+    n = len(patch)
+    x = x.reshape(b, c, *[v for s, p in zip(size, patch, strict=True) for v in (s // p, p)])
+    # (B, C, g1, p1, g2, p2, ...) -> (B, g1, g2, ..., C, p1, p2, ...)
+    x = x.permute(0, *range(2, 2 + 2 * n, 2), 1, *range(3, 3 + 2 * n, 2))
+    return x.reshape(b, -1, c * math.prod(patch))
+
+
+def unpatchify(x: Tensor, patch: Sequence[int], grid: Sequence[int]) -> Tensor:
+    """The exact inverse of `patchify`: (B, N, C * prod(patch)) -> (B, C, *sides).
+
+    Args:
+        grid: patches along each side; its product is N.
+
+    Raises:
+        InputError: N isn't the product of `grid`, or a patch has no whole number of channels.
+    """
+    b, n, size = x.shape
+    c, rest = divmod(size, math.prod(patch))
+    if n != math.prod(grid) or rest:
+        raise InputError(
+            f"patches of shape {(n, size)} don't fill a grid {tuple(grid)} of patches {tuple(patch)}"
+        )
+    k = len(patch)
+    x = x.reshape(b, *grid, c, *patch)
+    # (B, g1, g2, ..., C, p1, p2, ...) -> (B, C, g1, p1, g2, p2, ...)
+    x = x.permute(0, 1 + k, *[v for i in range(k) for v in (1 + i, 2 + k + i)])
+    return x.reshape(b, c, *[g * p for g, p in zip(grid, patch, strict=True)])
+
+
+def grid_coords(grid: Sequence[int], device: torch.device | str | None = None) -> Tensor:
+    """Whole-number coordinates of a grid's patches in row-major order: (N, len(grid)) int64."""
+    axes = [torch.arange(n, device=device) for n in grid]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+
+
+def sincos_positions(coords: Tensor, dim: int, temperature: float = 10000.0) -> Tensor:
+    """Fixed sine and cosine positions over any number of axes, as in ViT and MAE; any coordinates, not only a grid.
+
+    Width is shared evenly: with k axes each gets dim // (2k) frequencies, laid out as (sin of every axis, cos of
+    every axis) like timm's `build_sincos2d_pos_embed`. What doesn't divide stays zero at the end.
+
+    Args:
+        coords: (..., k), in patches.
+        dim: width D, at least 2k.
+
+    Returns:
+        (..., D) float32.
+    """
+    k = coords.shape[-1]
+    bands = dim // (2 * k)
+    if bands == 0:
+        raise InputError(f"dim is {dim}, but sin-cos positions over {k} axes need at least {2 * k}")
+    exponent = torch.arange(bands, dtype=torch.float32, device=coords.device) / bands
+    angle = coords.float()[..., None] * temperature**-exponent  # (..., k, bands)
+    out = torch.stack([angle.sin(), angle.cos()], -3).flatten(-3)
+    return F.pad(out, (0, dim - out.shape[-1])) if dim > out.shape[-1] else out
+
+
+def resample_positions(table: Tensor, grid: Sequence[int]) -> Tensor:
+    """Stretch a learned table of positions over another grid, as timm's `resample_abs_pos_embed` does.
+
+    Bicubic with anti-aliasing. The old grid is the table's own shape, so nothing is assumed to be square and equal
+    counts such as (2, 8) and (4, 4) are told apart.
+
+    Args:
+        table: (rows, columns, D).
+        grid: the rows and columns wanted.
+
+    Returns:
+        (rows, columns, D) in the table's type.
+    """
+    if tuple(table.shape[:2]) == tuple(grid):
+        return table
+    x = table.float().permute(2, 0, 1)[None]  # (1, D, rows, columns)
+    x = F.interpolate(x, size=tuple(grid), mode="bicubic", antialias=True)
+    return x[0].permute(1, 2, 0).to(table.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def axis_weights(new: int, old: int) -> Tensor:
+    """How much each of `old` table rows counts in each of `new` places: (new, old) float32 (CPU).
+
+    `resample_positions` is linear and separable, so ``einsum("yi,xj,ijd->yxd", wy, wx, table)`` equals it; that
+    form serves a batch in which every picture has a grid of its own.
+    """
+    if new == old:
+        return torch.eye(old)
+    # no gradient and no inference flag may stick to a cached tensor
+    with torch.inference_mode(False), torch.no_grad():
+        eye = torch.eye(old)[None, :, :, None]  # (1, old channels, old, 1)
+        out = F.interpolate(eye, size=(new, 1), mode="bicubic", antialias=True)
+    return out[0, :, :, 0].T.contiguous()
