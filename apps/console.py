@@ -1,0 +1,70 @@
+"""What the commands share: how they speak in a terminal and in a pipe, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+from worldtokens.errors import InputError
+
+
+def finish(command: str, work: Callable[[], int], kept: str = "") -> int:
+    """Run a command's work; a border error becomes one line on stderr.
+
+    Returns:
+        The exit status: the work's own, 1 for an `InputError`, 130 when interrupted.
+    """
+    try:
+        return work()
+    except InputError as e:
+        print(f"worldtokens {command}: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nworldtokens {command}: stopped{'; ' + kept if kept else ''}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `| head` has read enough
+        sys.stderr.close()
+        return 0
+
+
+@contextlib.contextmanager
+def progress(label: str, every: float = 10.0) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr in a terminal, a line every `every` seconds elsewhere; yields ``report(done, total)``."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(label, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            print(f"{label}: {done} of {total}", file=sys.stderr, flush=True)
+
+    yield report
+
+
+def pick_device(asked: str | None) -> str:
+    """The device asked for, else the GPU if there is one.
+
+    Raises:
+        InputError: torch doesn't know the device, or this machine lacks it.
+    """
+    import torch
+
+    if asked is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return str(torch.empty(0, device=asked).device)
+    except (RuntimeError, AssertionError) as e:
+        raise InputError(f"--device {asked}: {str(e).splitlines()[0]}; expected cpu, cuda or cuda:N") from e
