@@ -11,20 +11,32 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOME = {
+    "AudioTokenizer": "tokenizers.audio",
     "Batch": "tokenizers.base",
     "CLIP": "tasks.contrastive",
+    "DiscreteTokenizer": "tokenizers.discrete",
+    "FSQ": "tokenizers.quantize",
     "ImageTokenizer": "tokenizers.image",
     "InputError": "errors",
+    "LatentTokenizer": "tokenizers.latents",
     "Layout": "tokens",
     "Part": "parts",
+    "PointTokenizer": "tokenizers.points",
+    "Reduced": "tokenizers.reduce",
+    "Resampler": "backbone.resampler",
+    "SeriesTokenizer": "tokenizers.series",
     "Task": "tasks.base",
     "TextTokenizer": "tokenizers.text",
     "Tokenizer": "tokenizers.base",
     "Tokens": "tokens",
     "Transformer": "backbone.transformer",
     "TransformerConfig": "backbone.transformer",
+    "VectorQuantizer": "tokenizers.quantize",
+    "ViewTokenizer": "tokenizers.views",
     "build": "parts",
     "load": "parts",
+    "mask_tokens": "tokenizers.reduce",
+    "merge_tokens": "tokenizers.reduce",
     "modality_id": "tokens",
     "pack": "tokens",
     "visible": "tokens",
@@ -50,11 +62,20 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from worldtokens.backbone.resampler import Resampler
     from worldtokens.backbone.transformer import Transformer, TransformerConfig
     from worldtokens.errors import InputError
     from worldtokens.parts import Part, build, load
     from worldtokens.tasks.contrastive import CLIP
+    from worldtokens.tokenizers.audio import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer
+    from worldtokens.tokenizers.discrete import DiscreteTokenizer
     from worldtokens.tokenizers.image import ImageTokenizer
+    from worldtokens.tokenizers.latents import LatentTokenizer
+    from worldtokens.tokenizers.points import PointTokenizer
+    from worldtokens.tokenizers.quantize import FSQ, VectorQuantizer
+    from worldtokens.tokenizers.reduce import Reduced, mask_tokens, merge_tokens
+    from worldtokens.tokenizers.series import SeriesTokenizer
     from worldtokens.tokenizers.text import TextTokenizer
+    from worldtokens.tokenizers.views import ViewTokenizer
     from worldtokens.tokens import Layout, Tokens, modality_id, pack, visible
