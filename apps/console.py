@@ -1,4 +1,4 @@
-"""What the commands share: how they speak in a terminal and in a pipe, and how they end."""
+"""What the commands share: progress in a terminal and in a pipe, and the device."""
 
 from __future__ import annotations
 
@@ -10,25 +10,6 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 from worldtokens.errors import InputError
-
-
-def finish(command: str, work: Callable[[], int], kept: str = "") -> int:
-    """Run a command's work; a border error becomes one line on stderr.
-
-    Returns:
-        The exit status: the work's own, 1 for an `InputError`, 130 when interrupted.
-    """
-    try:
-        return work()
-    except InputError as e:
-        print(f"worldtokens {command}: {e}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"\nworldtokens {command}: stopped{'; ' + kept if kept else ''}", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `| head` has read enough
-        sys.stderr.close()
-        return 0
 
 
 @contextlib.contextmanager

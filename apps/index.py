@@ -76,7 +76,7 @@ class Index:
 
     def __init__(self, db: str | os.PathLike) -> None:
         self.db = Path(db)
-        self._lance = _lancedb()
+        self._lance = lancedb_or_error()
         self._table = None
         self.meta: dict[str, Any] | None = None
         try:
@@ -400,7 +400,7 @@ def _locked(db: Path) -> Iterator[None]:
         yield
 
 
-def _lancedb():
+def lancedb_or_error():
     try:
         import lancedb
         import pyarrow  # noqa: F401

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from worldtokens.apps.console import finish, pick_device, progress
+from worldtokens.apps.console import pick_device, progress
 
 _EXAMPLE = """example:
   worldtokens index ~/Pictures --model runs/clip/best
@@ -22,8 +22,8 @@ def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = argparse.ArgumentParser(
         prog="worldtokens index",
-        description="Embed the pictures of a folder (and sounds, clips ... where the model reads them) into an index "
-        "on disk that `worldtokens search` answers from. Hidden files and folders are passed over.",
+        description="Embed the pictures of a folder (and sounds, clips ... where the model reads them) into an\n"
+        "index on disk that `worldtokens search` answers from. Hidden files and folders are passed over.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,12 +52,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command; returns the exit status.
+
+    Raises:
+        InputError: something given can't be used.
+    """
     args = parser().parse_args(argv)
-    return finish("index", lambda: _index(args), kept="what was embedded is kept, run it again to go on")
-
-
-def _index(args: argparse.Namespace) -> int:
     from worldtokens.apps.files import shown
     from worldtokens.apps.index import Index
     from worldtokens.errors import InputError
@@ -72,18 +72,22 @@ def _index(args: argparse.Namespace) -> int:
             f"{index.db} is a new index: name the model that shall read the files with --model FOLDER"
         )
     model = load(folder, pick_device(args.device))
-    with progress("embedding") as report_progress:
-        report = index.update(
-            args.folder,
-            model,
-            model_folder=folder,
-            modalities=args.modalities,
-            batch_size=args.batch_size,
-            workers=args.workers,
-            rebuild=args.rebuild,
-            follow_links=args.follow_links,
-            progress=report_progress,
-        )
+    try:
+        with progress("embedding") as report_progress:
+            report = index.update(
+                args.folder,
+                model,
+                model_folder=folder,
+                modalities=args.modalities,
+                batch_size=args.batch_size,
+                workers=args.workers,
+                rebuild=args.rebuild,
+                follow_links=args.follow_links,
+                progress=report_progress,
+            )
+    except KeyboardInterrupt:
+        print("\nstopped; what was embedded is kept, run it again to go on", file=sys.stderr)
+        raise
     rate = f", {report.embedded / report.seconds:.1f} embedded a second" if report.embedded else ""
     print(
         f"{report.total} files in {shown(index.db)}: {report.added} added, {report.changed} changed, "

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from worldtokens.apps.console import finish, pick_device
+from worldtokens.apps.console import pick_device
 
 if TYPE_CHECKING:
     from worldtokens.apps.index import Hit, Index
@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = argparse.ArgumentParser(
         prog="worldtokens search",
-        description="Search the files that `worldtokens index` has embedded. Answers come as a table and as a picture "
-        "sheet (PNG and HTML).",
+        description="Search the files that `worldtokens index` has embedded.\n"
+        "Answers come as a table and as a picture sheet (PNG and HTML).",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,9 +51,48 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command; returns the exit status.
+
+    Raises:
+        InputError: something given can't be used.
+    """
     args = parser().parse_intermixed_args(argv)
-    return finish("search", lambda: _search(args))
+    from worldtokens.apps.files import shown
+    from worldtokens.apps.identity import model_identity
+    from worldtokens.apps.index import Index
+    from worldtokens.errors import InputError
+    from worldtokens.parts import load
+
+    index = Index.find(args.db)
+    folder = args.model or index.model["folder"]
+    if not args.model and not os.path.isdir(folder):
+        raise InputError(
+            f"the model that made {shown(index.db)} is no longer at {folder}: name it with --model FOLDER"
+        )
+    model = load(folder, pick_device(args.device))
+    index.check_model(model_identity(model), folder)
+    asked = [(words, query_vector(model, words, args.image)) for words in args.words]
+    asked = asked or [(None, query_vector(model, None, args.image))]
+    answers = [
+        (title(words, args.image), words, index.search(vector.numpy(), args.k, args.modality))
+        for words, vector in asked
+    ]
+    for heading, words, hits in answers:
+        if args.json:
+            found = [{"path": h.path, "score": round(h.score, 6), "modality": h.modality} for h in hits]
+            print(json.dumps({"text": words, "image": args.image, "hits": found}))
+        else:
+            print_hits(index, heading, hits)
+    if not args.no_sheet:
+        from worldtokens.apps.sheet import Cell, Row, save_sheet
+
+        rows = [
+            Row(heading, [Cell(h.path, h.score) for h in hits], args.image) for heading, _, hits in answers
+        ]
+        note = f"{len(index)} files in {shown(index.root)}"
+        for path in save_sheet(rows, args.out or index.db / "last-search", note=note):
+            print(f"sheet: {shown(path)}", file=sys.stderr)
+    return 0
 
 
 def query_vector(model: Any, words: str | None = None, file: str | None = None):
@@ -92,45 +131,6 @@ def query_vector(model: Any, words: str | None = None, file: str | None = None):
             'nothing to look for: give words in quotes, --image FILE, or both (`search "red apple"`)'
         )
     return F.normalize(sum(F.normalize(v.float(), dim=-1) for v in found), dim=-1)[0].cpu()
-
-
-def _search(args: argparse.Namespace) -> int:
-    from worldtokens.apps.files import shown
-    from worldtokens.apps.identity import model_identity
-    from worldtokens.apps.index import Index
-    from worldtokens.errors import InputError
-    from worldtokens.parts import load
-
-    index = Index.find(args.db)
-    folder = args.model or index.model["folder"]
-    if not args.model and not os.path.isdir(folder):
-        raise InputError(
-            f"the model that made {shown(index.db)} is no longer at {folder}: name it with --model FOLDER"
-        )
-    model = load(folder, pick_device(args.device))
-    index.check_model(model_identity(model), folder)
-    asked = [(words, query_vector(model, words, args.image)) for words in args.words]
-    asked = asked or [(None, query_vector(model, None, args.image))]
-    answers = [
-        (title(words, args.image), words, index.search(vector.numpy(), args.k, args.modality))
-        for words, vector in asked
-    ]
-    for heading, words, hits in answers:
-        if args.json:
-            found = [{"path": h.path, "score": round(h.score, 6), "modality": h.modality} for h in hits]
-            print(json.dumps({"text": words, "image": args.image, "hits": found}))
-        else:
-            print_hits(index, heading, hits)
-    if not args.no_sheet:
-        from worldtokens.apps.sheet import Cell, Row, save_sheet
-
-        rows = [
-            Row(heading, [Cell(h.path, h.score) for h in hits], args.image) for heading, _, hits in answers
-        ]
-        note = f"{len(index)} files in {shown(index.root)}"
-        for path in save_sheet(rows, args.out or index.db / "last-search", note=note):
-            print(f"sheet: {shown(path)}", file=sys.stderr)
-    return 0
 
 
 def title(words: str | None, file: str | None) -> str:

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from worldtokens import cli
 from worldtokens.apps import index as index_module
-from worldtokens.apps import index_cli, search_cli
 from worldtokens.apps.files import shown, walk
 from worldtokens.apps.identity import model_identity
 from worldtokens.apps.index import Index
@@ -491,11 +491,11 @@ def test_wrong_questions(folder, model):
 def test_commands_from_folder_to_answer(folder, tmp_path, capsys, monkeypatch):
     saved = Colours().save(tmp_path / "model")
     (folder / "broken\n.png").write_bytes(b"no")
-    assert index_cli.main([str(folder), "--model", str(saved), "--device", "cpu"]) == 0
+    assert cli.run(["index", str(folder), "--model", str(saved), "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     assert "3 files" in out and "3 added" in out and "1 skipped" in out and r"broken\n.png" in err
 
-    assert search_cli.main(["red", "--db", str(folder), "-k", "2", "blue", "--device", "cpu"]) == 0
+    assert cli.run(["search", "red", "--db", str(folder), "-k", "2", "blue", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     lines = [line.split("\t") for line in out.splitlines()]
     assert [(q, n, os.path.basename(p)) for q, n, _, p in lines if n == "1"] == [
@@ -508,9 +508,9 @@ def test_commands_from_folder_to_answer(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     sky = picture(tmp_path / "sky.png", "blue")
     args = ["--image", str(sky), "--json", "--out", str(tmp_path / "sheet")]
-    assert search_cli.main(args) == 0
+    assert cli.run(["search", *args]) == 0
     alone = json.loads(capsys.readouterr().out)
-    assert search_cli.main(["green", *args]) == 0
+    assert cli.run(["search", "green", *args]) == 0
     both = json.loads(capsys.readouterr().out)
     assert os.path.basename(alone["hits"][0]["path"]) == "blue.png"
     assert {os.path.basename(h["path"]) for h in both["hits"][:2]} == {"blue.png", "green.png"}
@@ -520,42 +520,41 @@ def test_commands_from_folder_to_answer(folder, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "sheet.png").is_file() and (tmp_path / "sheet.html").is_file()
 
     (folder / "red.png").unlink()
-    assert index_cli.main([str(folder)]) == 0  # the model is remembered
+    assert cli.run(["index", str(folder)]) == 0  # the model is remembered
     assert "1 removed" in capsys.readouterr().out
 
 
 def test_commands_say_what_is_wrong_in_one_line(folder, tmp_path, capsys):
     saved, other = Colours().save(tmp_path / "a"), Colours(0.01).save(tmp_path / "b")
-    index_cli.main([str(folder), "--model", str(saved)])
+    cli.run(["index", str(folder), "--model", str(saved)])
     shutil.copytree(saved, tmp_path / "c")
     db = ["--db", str(folder)]
     wrong = [
         (
-            search_cli.main,
-            ["red", *db, "--model", str(other)],
+            ["search", "red", *db, "--model", str(other)],
             ["was made with the model", str(other), "--rebuild"],
         ),
-        (search_cli.main, db, ["nothing to look for"]),
-        (search_cli.main, ["  ", *db], ["the query is empty"]),
-        (search_cli.main, ["--image", str(tmp_path / "no.png"), *db], ["is not a file"]),
-        (search_cli.main, ["--image", str(tmp_path / "no.wav"), *db], ["holds audio", "reads image, text"]),
-        (search_cli.main, ["red", "--db", str(tmp_path)], ["no index in"]),
-        (search_cli.main, ["red", "--device", "sofa", *db], ["--device sofa"]),
-        (index_cli.main, [str(tmp_path / "none"), "--model", str(saved)], ["is not a folder"]),
-        (index_cli.main, [str(tmp_path)], ["--model FOLDER"]),
-        (index_cli.main, [str(folder), "--model", str(folder)], ["is not a saved model"]),
-        (index_cli.main, [str(folder), "--batch-size", "0"], ["at least 1"]),
+        (["search", *db], ["nothing to look for"]),
+        (["search", "  ", *db], ["the query is empty"]),
+        (["search", "--image", str(tmp_path / "no.png"), *db], ["is not a file"]),
+        (["search", "--image", str(tmp_path / "no.wav"), *db], ["holds audio", "reads image, text"]),
+        (["search", "red", "--db", str(tmp_path)], ["no index in"]),
+        (["search", "red", "--device", "sofa", *db], ["--device sofa"]),
+        (["index", str(tmp_path / "none"), "--model", str(saved)], ["is not a folder"]),
+        (["index", str(tmp_path)], ["--model FOLDER"]),
+        (["index", str(folder), "--model", str(folder)], ["is not a saved model"]),
+        (["index", str(folder), "--batch-size", "0"], ["at least 1"]),
     ]
     capsys.readouterr()
-    for command, args, parts in wrong:
-        assert command(args) == 1, args
+    for args, parts in wrong:
+        assert cli.run(args) == 2, args
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and all(part in err for part in parts), err
     shutil.rmtree(saved)
-    assert search_cli.main(["red", *db]) == 1
+    assert cli.run(["search", "red", *db]) == 2
     assert "no longer at" in capsys.readouterr().err
     assert (
-        search_cli.main(["red", *db, "--model", str(tmp_path / "c"), "--no-sheet"]) == 0
+        cli.run(["search", "red", *db, "--model", str(tmp_path / "c"), "--no-sheet"]) == 0
     )  # the same model, moved
 
 
