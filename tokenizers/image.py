@@ -130,11 +130,9 @@ class ImageTokenizer(Tokenizer):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Projection: normal with variance 1 / inputs, cut at two sigma (LeCun), bias 0; positions and class token:
-        normal with deviation 0.02. Normalised pixels thus give tokens of about unit variance."""
-        nn.init.trunc_normal_(
-            self.proj.weight, std=(std := self.proj.in_features**-0.5), a=-2 * std, b=2 * std
-        )
+        """Projection: normal with variance 1 / inputs (LeCun), bias 0; positions and class token: normal with
+        deviation 0.02. Independent normalised values thus give tokens of unit variance."""
+        nn.init.normal_(self.proj.weight, std=self.proj.in_features**-0.5)
         if self.proj.bias is not None:
             nn.init.zeros_(self.proj.bias)
         for table in (self.pos_embed, self.class_token):
@@ -228,10 +226,11 @@ class ImageTokenizer(Tokenizer):
             return a[corner[0] : corner[0] + cut[0], corner[1] : corner[1] + cut[1]]
         im = Image.fromarray(np.ascontiguousarray(a))
         (top, left), (h, w), (rows, columns) = corner, cut, to
-        if rows * columns <= 4 * h * w:
+        if rows * columns <= 64 * h * w:
             im = im.resize((columns, rows), FILTERS[self.interpolation])
             return np.asarray(im)[top : top + h, left : left + w]
-        # a very thin picture covers the window only when it is enormous: compute the window alone
+        # a very thin picture covers the window only when it is enormous: compute the window alone (Pillow rounds
+        # between its two passes in another order then, so values differ by a few levels)
         sy, sx = raw.shape[1] / rows, raw.shape[2] / columns
         box = (left * sx, top * sy, (left + w) * sx, (top + h) * sy)
         return np.asarray(im.resize((w, h), FILTERS[self.interpolation], box=box))
@@ -246,7 +245,7 @@ class ImageTokenizer(Tokenizer):
         if bool(inside.all()):
             return
         counts = inside.sum(1)
-        batch["keep"] = (~inside).to(torch.uint8).argsort(1, stable=True)[:, : int(counts.max())]
+        batch["keep"] = (~inside).to(torch.uint8).argsort(dim=1, stable=True)[:, : int(counts.max())]
         batch["lengths"] = tuple(counts.tolist())
 
     def _collate_native(self, raws: Sequence[Tensor]) -> Batch:

@@ -143,9 +143,10 @@ def resample_positions(table: Tensor, grid: Sequence[int]) -> Tensor:
     """
     if tuple(table.shape[:2]) == tuple(grid):
         return table
-    x = table.float().permute(2, 0, 1)[None]  # (1, D, rows, columns)
-    x = F.interpolate(x, size=tuple(grid), mode="bicubic", antialias=True)
-    return x[0].permute(1, 2, 0).to(table.dtype)
+    # Not F.interpolate on the table: as of torch 2.14 its anti-aliased form gives wrong values on the CPU when the
+    # result is one column wide, which a narrow picture is. Each axis by itself is right.
+    weights = [axis_weights(new, old).to(table.device) for new, old in zip(grid, table.shape[:2], strict=True)]
+    return torch.einsum("yi,xj,ijd->yxd", *weights, table.float()).to(table.dtype)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -155,10 +156,7 @@ def axis_weights(new: int, old: int) -> Tensor:
     `resample_positions` is linear and separable, so ``einsum("yi,xj,ijd->yxd", wy, wx, table)`` equals it; that
     form serves a batch in which every picture has a grid of its own.
     """
-    if new == old:
-        return torch.eye(old)
     # no gradient and no inference flag may stick to a cached tensor
     with torch.inference_mode(False), torch.no_grad():
-        eye = torch.eye(old)[None, :, :, None]  # (1, old channels, old, 1)
-        out = F.interpolate(eye, size=(new, 1), mode="bicubic", antialias=True)
-    return out[0, :, :, 0].T.contiguous()
+        out = F.interpolate(torch.eye(old)[None, None], size=(new, old), mode="bicubic", antialias=True)
+        return out[0, 0].clone()

@@ -124,14 +124,15 @@ def _from_file(source: Any, frame: int, background: tuple[int, int, int], fit: F
             im = Image.open(stream, formats=[f for f in FORMATS if f in Image.OPEN])
         except Image.UnidentifiedImageError as e:
             raise InputError(
-                f"{name}: begins with {head[:12]!r}, no picture that is read here ({', '.join(FORMATS[:9])}, ...)"
+                f"{name}: begins with {head[:12]!r}: damaged, or none of the kinds read here "
+                f"({', '.join(FORMATS[:9])}, ...)"
             ) from e
         _check_size(im, name)
         if frame:
             try:
                 im.seek(frame)
             except EOFError as e:
-                raise InputError(f"{name}: has no frame {frame}; it has {getattr(im, 'n_frames', 1)}") from e
+                raise InputError(f"{name}: has no frame {frame}; frames count from 0") from e
             _check_size(im, name)
         elif fit is not None and im.format in ("JPEG", "MPO"):
             _draft(im, fit)
