@@ -1,0 +1,239 @@
+"""CLIP over named columns: losses against open_clip's, figures by hand, what a person asks of it."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import worldtokens as wt
+from worldtokens.data import samples
+from worldtokens.tasks.retrieval import chance, ranks, summary
+
+ROWS = samples.open("emoji", split="validation")[:24]
+
+
+def make(shared=True, loss="clip", **options):
+    torch.manual_seed(0)
+    dim = 32
+    tokenizers = {
+        "image": wt.ImageTokenizer(dim=dim, patch=16, size=32),
+        "text": wt.TextTokenizer.clip(dim=dim),
+    }
+    trunk = lambda: wt.Transformer(dim, 2, 2)  # noqa: E731
+    return wt.CLIP(
+        tokenizers, trunk() if shared else {k: trunk() for k in tokenizers}, 16, loss=loss, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make().eval()
+
+
+def batch_of(model, rows):
+    return model.collate([model.read(r) for r in rows])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_loss_is_open_clips_and_reaches_every_parameter(shared, kind):
+    model = make(shared, kind)
+    rows = [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:8]]
+    batch = batch_of(model, rows)
+    found = model(batch)
+    a, b = found["image"], found["text"]
+    logits = model.logit_scale.exp() * a @ b.T
+    if kind == "clip":
+        target = torch.arange(8)
+        want = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+    else:
+        sign = 2 * torch.eye(8) - 1
+        want = -F.logsigmoid(sign * (logits + model.logit_bias)).sum() / 8
+    got = model.loss(batch)["loss"]
+    assert abs(float((got - want).detach())) < 1e-4
+    got.backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all(), name
+
+
+def test_rows_may_lack_a_column(model):
+    """Rows without a picture count nothing; the loss is that of the whole rows."""
+    whole = [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:4]]
+    mixed = [whole[0], {"text": "alone"}, whole[1], {"image": ROWS[9]["image"]}, whole[2], whole[3]]
+    a = model.loss(batch_of(model, whole))["loss"]
+    b = model.loss(batch_of(model, mixed))["loss"]
+    assert abs(float(a - b)) < 1e-5
+    alone = model.loss(batch_of(model, [{"text": "one"}, {"text": "two"}]))
+    assert float(alone["loss"]) == 0.0
+    alone["loss"].backward()  # a batch without a picture still has a graph
+    model.zero_grad()
+    with pytest.raises(wt.InputError, match="none of this task's"):
+        model.read({"sound": "x.wav"})
+
+
+def test_the_scale_stays_within_bounds_and_can_come_back():
+    model = make()
+    with torch.no_grad():
+        model.logit_scale.fill_(9.0)
+    batch = batch_of(model, [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:4]])
+    out = model.loss(batch)
+    assert float(out["scale"]) == pytest.approx(100.0)
+    out["loss"].backward()
+    assert float(model.logit_scale.grad) != 0.0
+
+
+def test_embed_takes_every_form(model, tmp_path):
+    path = tmp_path / "a picture.png"
+    path.write_bytes(ROWS[0]["image"])
+    from_path = model.embed("image", [path])
+    from_bytes = model.embed("image", [ROWS[0]["image"]])
+    raw = model.tokenizers["image"].read(path)
+    from_raw = model.embed("image", [raw])
+    pixels = model.tokenizers["image"].collate([raw])["pixels"]
+    from_uint8 = model.embed("image", pixels)
+    mean = torch.tensor(model.tokenizers["image"].mean).view(3, 1, 1)
+    std = torch.tensor(model.tokenizers["image"].std).view(3, 1, 1)
+    from_float = model.embed("image", (pixels / 255 - mean) / std)
+    for other in (from_bytes, from_raw, from_uint8, from_float):
+        assert (from_path - other).abs().max() < 1e-5
+    assert from_path.shape == (1, 16)
+    assert from_path.norm(dim=-1) == pytest.approx(1.0, abs=1e-5)
+    assert model.embed("text", "a cat").shape == (1, 16)
+    assert model.embed("text", []).shape == (0, 16)
+    with pytest.raises(wt.InputError, match="no column 'sound'"):
+        model.embed("sound", ["x.wav"])
+
+
+def test_a_batch_embeds_as_one_by_one(model):
+    captions = [c for r in ROWS for c in r["text"]] + ["", "a " * 60]
+    together = model.embed("text", captions, batch_size=7)
+    alone = torch.cat([model.embed("text", [c]) for c in captions])
+    assert (together - alone).abs().max() < 1e-5
+
+
+def test_embed_leaves_the_mode_as_it_was(model):
+    model.train()
+    model.embed("text", ["a"])
+    assert model.training
+    model.eval()
+
+
+def test_zero_shot_by_hand(model):
+    pictures = [r["image"] for r in ROWS[:3]]
+    templates = ["a picture of {}", lambda c: f"{c}!"]
+    got = model.zero_shot(pictures, ["cat", "dog"], templates)
+    vectors = []
+    for c in ("cat", "dog"):
+        both = model.embed("text", [f"a picture of {c}", f"{c}!"])
+        mean = both.mean(0)
+        vectors.append(mean / mean.norm())
+    logits = model.logit_scale.exp() * model.embed("image", pictures) @ torch.stack(vectors).T
+    assert (got - logits.softmax(-1)).abs().max() < 1e-5
+    assert got.sum(-1).tolist() == pytest.approx([1, 1, 1])
+    with pytest.raises(wt.InputError, match="at least one class"):
+        model.zero_shot(pictures, [])
+
+
+def test_rank_orders_by_cosine(model):
+    q = torch.tensor([[1.0] + [0.0] * 15])
+    c = torch.zeros(3, 16)
+    c[0, 1], c[1, 0], c[2, 0], c[2, 1] = 5.0, 2.0, 1.0, 1.0
+    order, scores = model.rank(q, c)
+    assert order.tolist() == [[1, 2, 0]]
+    assert scores[0].tolist() == pytest.approx([1.0, 2**-0.5, 0.0])
+    ranking = model.rank(["a cat", "a dog"], [r["image"] for r in ROWS[:5]])
+    assert ranking.order.shape == (2, 5)
+    assert ranking.order.sort(1).values.tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_ranks_by_hand():
+    candidates = F.normalize(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]))
+    queries = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    assert ranks(queries, candidates, ["a", "a", "c"], ["a", "b", "c"]).tolist() == [0, 2, 2]
+    # two true candidates: the better one counts
+    assert ranks(queries[:1], candidates, ["a"], ["b", "a", "a"]).tolist() == [1]
+    with pytest.raises(ValueError, match="no true candidate"):
+        ranks(queries[:1], candidates, ["z"], ["a", "b", "c"])
+
+
+def test_a_collapsed_model_finds_nothing():
+    """Ties and NaN don't count as found: one vector for everything gives the last rank, not the first."""
+    same = torch.ones(5, 4) / 2
+    assert ranks(same, same, range(5), range(5)).tolist() == [4] * 5
+    assert ranks(same * torch.nan, same, range(5), range(5)).tolist() == [4] * 5
+
+
+def test_summary_and_chance():
+    figures = summary(torch.tensor([0, 3, 11, 5]), [0, 1, 2, 3], list(range(20)))
+    assert figures["R@1"] == 0.25 and figures["R@5"] == 0.5 and figures["R@10"] == 0.75
+    assert figures["chance@10"] == pytest.approx(0.5)
+    assert figures["median_rank"] == 4
+    assert chance(5, 2, 1) == pytest.approx(0.4)
+    # two of five true, two drawn: 1 - 3/5 * 2/4
+    assert chance(5, 2, 2) == pytest.approx(0.7)
+    assert chance(3, 1, 10) == 1.0
+    assert chance(100_000, 5, 10) == pytest.approx(1 - math.comb(99_995, 10) / math.comb(100_000, 10))
+
+
+def test_evaluate_counts_any_of_several_captions(model):
+    rows = [{"image": r["image"], "text": r["text"][:3]} for r in ROWS]
+    figures = model.evaluate(rows, batch_size=5)
+    captions = sum(len(r["text"]) for r in rows)
+    assert figures["text_to_image/queries"] == captions
+    assert figures["text_to_image/candidates"] == len(rows)
+    assert figures["image_to_text/queries"] == len(rows)
+    assert figures["image_to_text/candidates"] == captions
+    # the slow twin: cosine by cosine
+    pictures = model.embed("image", [r["image"] for r in rows])
+    hits = 0
+    for i, row in enumerate(rows):
+        for caption in row["text"]:
+            score = pictures @ model.embed("text", [caption])[0]
+            hits += int((score >= score[i]).sum()) <= 10
+    assert figures["text_to_image/R@10"] == pytest.approx(hits / captions)
+    assert figures["mean/R@10"] == pytest.approx(
+        (figures["text_to_image/R@10"] + figures["image_to_text/R@10"]) / 2
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_save_and_load(tmp_path, shared):
+    model = make(shared, "siglip").eval()
+    model.save(tmp_path)
+    again = wt.load(tmp_path)
+    assert (again.embed("text", ["a cat"]) - model.embed("text", ["a cat"])).abs().max() == 0
+    picture = [ROWS[0]["image"]]
+    assert (again.embed("image", picture) - model.embed("image", picture)).abs().max() == 0
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_three_columns_at_once():
+    torch.manual_seed(0)
+    dim = 16
+    tokenizers = {
+        "image": wt.ImageTokenizer(dim=dim, patch=16, size=32),
+        "text": wt.TextTokenizer.clip(dim=dim),
+        "drawing": wt.ImageTokenizer(dim=dim, patch=8, size=16, class_token=True),
+    }
+    model = wt.CLIP(tokenizers, wt.Transformer(dim, 1, 2), dim=8)
+    rows = [{"image": r["image"], "text": r["text"][0], "drawing": r["image"]} for r in ROWS[:6]]
+    del rows[2]["drawing"]
+    out = model.loss(batch_of(model, rows))
+    assert {"image-text", "image-drawing", "text-drawing"} <= set(out)
+    mean = (out["image-text"] + out["image-drawing"] + out["text-drawing"]) / 3
+    assert float(out["loss"]) == pytest.approx(float(mean), abs=1e-6)
+    assert "drawing_to_text/R@1" in model.evaluate(rows)
+
+
+def test_wrong_settings_are_named():
+    image = wt.ImageTokenizer(dim=32, patch=16, size=32)
+    text = wt.TextTokenizer.clip(dim=16)
+    trunk = wt.Transformer(32, 1, 2)
+    with pytest.raises(ValueError, match="'text' front-end gives tokens 16 wide, its trunk takes 32"):
+        wt.CLIP({"image": image, "text": text}, trunk)
+    with pytest.raises(ValueError, match="two or more columns"):
+        wt.CLIP({"image": image}, trunk)
+    with pytest.raises(ValueError, match="trunk names"):
+        wt.CLIP({"image": image, "text": text}, {"image": trunk})
