@@ -1,0 +1,78 @@
+"""The `worldtokens` command: a table of subcommands, each loaded when it is called.
+
+Nothing here imports torch, so `worldtokens --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from worldtokens.errors import InputError
+
+# subcommand -> (module:function that takes argv, one line of help)
+COMMANDS = {
+    "demo": ("worldtokens.apps.demo:main", "train on the embedded picture set, then search it by words"),
+    "train": ("worldtokens.training.recipe:main", "train what a recipe describes"),
+    "index": ("worldtokens.apps.index_cli:main", "embed a folder's files so that they can be searched"),
+    "search": ("worldtokens.apps.search_cli:main", "search an index by words or by a file"),
+}
+
+
+def usage() -> str:
+    lines = [
+        "usage: worldtokens COMMAND [...]",
+        "",
+        "Turn the world into tokens, then learn the dependencies.",
+        "",
+    ]
+    lines += [f"  {name:<8} {line}" for name, (_, line) in COMMANDS.items()]
+    lines += ["", "worldtokens COMMAND --help tells more; worldtokens --version tells the version."]
+    lines += ["WORLDTOKENS_DEBUG=1 shows where an error comes from."]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a subcommand and leave with its exit status.
+
+    0: done; 2: something given can't be used (one line on stderr says what); 130: interrupted.
+    """
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Run a subcommand; its exit status."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        from worldtokens import __version__
+
+        print(f"worldtokens {__version__}")
+        return 0
+    name, *rest = argv
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
+        return _fail(f"no command {name!r}: {hint}")
+    module, _, function = COMMANDS[name][0].partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)(rest) or 0
+    except InputError as e:
+        if os.environ.get("WORLDTOKENS_DEBUG", "") not in ("", "0"):
+            raise
+        return _fail(str(e))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `worldtokens ... | head` closed its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _fail(message: str) -> int:
+    print(f"worldtokens: {message}", file=sys.stderr)
+    return 2
