@@ -95,7 +95,8 @@ def open_rows(
     if str(source) in samples.SETS:
         if columns or merge or header or delimiter:
             raise InputError(f"{source!r} is a named set: columns, merge, header and delimiter are for files")
-        return samples.open(str(source), split=split, languages=languages or ("en",))
+        options = {} if languages is None else {"languages": languages}
+        return samples.open(str(source), split=split, **options)
     path = Path(source).expanduser()
     if not path.exists():
         raise InputError(f"{source}: no such file or folder, and no named set ({', '.join(samples.SETS)})")

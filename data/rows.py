@@ -76,6 +76,33 @@ def side_of(key: str, fractions: Mapping[str, float] = SPLITS) -> str:
     return [side for side, share in fractions.items() if share > 0][-1]
 
 
+def kin(items: Iterable[Iterable[str]]) -> list[str]:
+    """The group of each item: items that share a key, directly or through others, are one group.
+
+    What must not be divided by a split is told by its keys, and `side_of` decides on the group's name.
+
+    Args:
+        items: for each item its keys.
+
+    Returns:
+        for each item the name of its group, which is the smallest key in it: it doesn't depend on the order.
+    """
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            parent[key] = key = parent[parent[key]]
+        return key
+
+    first = []
+    for keys in items:
+        roots = sorted({root(key) for key in keys})
+        first.append(roots[0])
+        for other in roots[1:]:
+            parent[other] = roots[0]
+    return [root(key) for key in first]
+
+
 class Rows(Sequence):
     """A fixed, map-style sequence of rows; also a torch map-style dataset.
 

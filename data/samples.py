@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from worldtokens.data.emoji import open_emoji
+from worldtokens.data.media_sets import open_clips, open_digits, open_furniture, open_samples, open_voice
 from worldtokens.data.rows import Rows
 from worldtokens.data.stamps import open_stamps
+from worldtokens.data.text_sets import open_brown, open_verses
 from worldtokens.errors import InputError
 
 
@@ -42,6 +44,24 @@ SETS: dict[str, Sample] = {
         "apt, 161 MB",
         open_stamps,
     ),
+    "digits": Sample(
+        "5,000 handwritten digits, 20 x 20", "Apache-2.0 (OpenCV)", "apt, 96 MB, keeps 2", open_digits
+    ),
+    "verses": Sample("31,084 English-Spanish Bible verses", "public domain", "apt, 6 MB", open_verses),
+    "brown": Sample(
+        "500 American English texts, 1.16 M words, 15 genres", "unclear: research", "npm, 11 MB", open_brown
+    ),
+    "furniture": Sample(
+        "820 meshes with icons and names, 12 categories",
+        "CC-BY-3.0, CC0",
+        "apt, 125 MB, unpacks to 351",
+        open_furniture,
+    ),
+    "voice": Sample(
+        "553 spoken prompts, 10 transcribed utterances", "CC-BY-SA-3.0, BSD-2", "apt, 29 MB", open_voice
+    ),
+    "samples": Sample("165 instrument sounds, 14 classes", "CC0", "apt, 23 MB", open_samples),
+    "clips": Sample("4 short clips, one with sound", "BSD", "PyPI, 3 MB", open_clips),
 }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worldtokens.data import fetch
-from worldtokens.data.rows import Rows, side_of
+from worldtokens.data.rows import Rows, kin, side_of
 from worldtokens.errors import InputError
 
 PACKAGE = "tuxpaint-stamps-default"
@@ -120,25 +120,13 @@ def _records(root: str) -> tuple[dict, ...]:
             f"{base}: found no captioned picture, expected Tux Paint's stamps. Remove that folder and open the set "
             "again, or give folder= an unpacked copy's usr/share/tuxpaint/stamps"
         )
-    for record, key in zip(records, _kin(records), strict=True):
-        record["split"] = side_of(key)
+    for record, group in zip(records, kin(map(_kin_keys, records)), strict=True):
+        record["split"] = side_of(group)
     return tuple(records)
 
 
-def _kin(records: list[dict]) -> list[str]:
-    """For each record the name of its group: joined by equal English captions and by numbered names."""
-    parent: dict[str, str] = {}
-
-    def root(key: str) -> str:
-        while parent.setdefault(key, key) != key:
-            key = parent[key]
-        return key
-
-    names = []
-    for record in records:
-        name = record["class"] + "/" + re.sub(r"[\W_]*\d*$", "", record["id"].rpartition("/")[2]).casefold()
-        caption = "caption " + record["captions"].get("en", name).casefold()
-        one, other = sorted((root(name), root(caption)))
-        parent[other] = one
-        names.append(name)
-    return [root(name) for name in names]
+def _kin_keys(record: dict) -> tuple[str, str]:
+    """Stamps with one English caption, or of one numbered series ("frog", "frog-1"), are alike."""
+    series = re.sub(r"[\W_]*\d*$", "", record["id"].rpartition("/")[2]).casefold()
+    name = f"{record['class']}/{series}"
+    return name, "caption " + record["captions"].get("en", name).casefold()

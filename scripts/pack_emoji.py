@@ -23,7 +23,7 @@ from pathlib import Path
 
 from worldtokens.data import fetch
 from worldtokens.data.emoji import LANGUAGES, PACK, emoji_concept, emoji_id
-from worldtokens.data.rows import side_of
+from worldtokens.data.rows import kin, side_of
 
 PICTURES = "emoji-datasource-twitter@16.0.0"
 WORDS = "emojibase-data@17.0.0"
@@ -76,20 +76,10 @@ def gather(folder: Path) -> list[dict]:
 
 def join_equal_pictures(rows: list[dict]) -> None:
     """Concepts that share a picture, byte for byte, become one: flags of territories, mostly."""
-    parent = {row["concept"]: row["concept"] for row in rows}
-
-    def root(concept: str) -> str:
-        while parent[concept] != concept:
-            concept = parent[concept]
-        return concept
-
-    first: dict[bytes, str] = {}
-    for row in rows:
-        one, other = sorted((root(row["concept"]), root(first.setdefault(row["png"], row["concept"]))))
-        parent[other] = one
-    for row in rows:
-        row["concept"] = root(row["concept"])
-        row["split"] = side_of(row["concept"])
+    groups = kin((row["concept"], "png " + hashlib.sha256(row["png"]).hexdigest()) for row in rows)
+    for row, group in zip(rows, groups, strict=True):
+        row["concept"] = group
+        row["split"] = side_of(group)
 
 
 def pack(rows: list[dict]) -> bytes:
