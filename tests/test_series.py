@@ -51,6 +51,7 @@ BAD += [np.array([["x"] * 4] * 3), torch.zeros(3, 4, dtype=torch.complex64), np.
 def test_the_contract_on_real_quotes(quotes, options):
     options = {"columns": ["IBM", "AMZN", "MSFT"], "channels": 3, **options}
     samples = [STOCKS, quotes[:, :100], quotes[:, 400:423], torch.from_numpy(quotes[:, 60:77])]
+    samples.append(np.concatenate([quotes[:, :30], np.full((3, 40), NAN), quotes[:, 70:99]], 1))  # an outage
     # prices as they are run into the thousands, and so do float32's last digits
     tolerance = 1e-5 if options.get("normalize", True) else 1e-3
     run = check_tokenizer(front(**options), samples, bad=BAD, tolerance=tolerance)
