@@ -14,24 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
-import os
 import re
-import stat
-import zipfile
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from worldtokens.errors import InputError
+from worldtokens.tokenizers.files import MAX_BYTES, read_arrays, read_bytes, read_text
 
-MAX_BYTES = 256 << 20  # of a file, or of what a compressed or indexed one unfolds to
-MAX_TEXT = 128 << 20  # bytes of a text file, which takes several times as much while it is parsed
-MAX_LINES = 4_000_000
-MAX_LINE = 1 << 20  # bytes of one line
 MAX_FACES = 8_000_000  # of all parts of a scene together
 MAX_NODES = 10_000
 MAX_VALUE = 1e15  # a coordinate beyond this would overflow when float32 distances are squared
@@ -102,54 +95,6 @@ def read_shape(source: Any) -> Shape:
         ) from e
 
 
-def read_bytes(source: Any, kinds: Sequence[str]) -> tuple[str, bytes, str]:
-    """The whole of a regular file, bytes or binary file object: (name, data, lower-case ending or "").
-
-    Raises:
-        InputError: it isn't there, is empty, is larger than 256 MB, or ends in something else than `kinds`.
-    """
-    wanted = f"expected a file that ends in one of .{' .'.join(kinds)}"
-    if isinstance(source, str | os.PathLike):
-        name = os.fspath(source)
-        try:
-            found = os.stat(source)
-            if not stat.S_ISREG(found.st_mode):  # a pipe or a device could block, or never end
-                what = "a folder" if stat.S_ISDIR(found.st_mode) else "no regular file"
-                raise InputError(f"{name}: is {what}, {wanted}")
-            if found.st_size > MAX_BYTES:
-                raise InputError(f"{name}: has {found.st_size:,} bytes, more than the {MAX_BYTES:,} that are read; "
-                                 "thin it out or cut it up first")  # fmt: skip
-            data = Path(source).read_bytes()
-        except FileNotFoundError as e:
-            raise InputError(f"{name}: no such file") from e
-        except (OSError, ValueError) as e:
-            raise InputError(f"{name!r}: can't be opened: {e}") from e
-        named = True
-    elif isinstance(source, bytes | bytearray | memoryview):
-        name, data, named = f"<{len(source)} bytes>", bytes(source), False
-    elif hasattr(source, "read"):
-        name = str(getattr(source, "name", f"<{type(source).__name__}>"))
-        named = isinstance(getattr(source, "name", None), str)
-        try:
-            data = source.read(MAX_BYTES + 1)
-        except (OSError, ValueError) as e:
-            raise InputError(f"{name}: can't be read as a file: {e}") from e
-        if not isinstance(data, bytes):
-            raise InputError(f"{name}: is open as text, expected binary: open(path, 'rb')")
-    else:
-        raise InputError(
-            f"{type(source).__name__} {repr(source)[:60]} can't be read: {wanted}, bytes or an array"
-        )
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{name}: has more than the {MAX_BYTES:,} bytes that are read")
-    if not data:
-        raise InputError(f"{name}: is empty (0 bytes), {wanted}")
-    kind = Path(name).suffix[1:].lower() if named else ""
-    if kind and kind not in kinds:
-        raise InputError(f"{name}: ends in .{kind}, {wanted}")
-    return name, data, kind
-
-
 def _sniff(data: bytes) -> str:
     head = data[:80].lstrip()
     for start, kind in ((b"ply", "ply"), (b"glTF", "glb"), (b"\x93NUMPY", "npy"), (b"PK", "npz"), (b"OFF", "off"),
@@ -161,30 +106,6 @@ def _sniff(data: bytes) -> str:
 
 
 # ---- NumPy files and text columns ------------------------------------------------------------------------------
-
-
-def read_arrays(data: bytes, name: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npy (under ``"data"``) or .npz file; nothing pickled is ever loaded.
-
-    Raises:
-        InputError: it is damaged, holds objects, or unfolds to more than 256 MB.
-    """
-    try:
-        if data[:2] != b"PK":
-            return {"data": np.load(io.BytesIO(data), allow_pickle=False)}
-        with zipfile.ZipFile(io.BytesIO(data)) as z:
-            size = sum(i.file_size for i in z.infolist())
-        if size > MAX_BYTES:
-            raise InputError(f"{name}: unfolds to {size:,} bytes, more than the {MAX_BYTES:,} that are read")
-        with np.load(io.BytesIO(data), allow_pickle=False) as z:
-            return {k: z[k] for k in z.files}
-    except InputError:
-        raise
-    except Exception as e:  # zipfile, zlib and numpy each raise their own
-        raise InputError(
-            f"{name}: can't be read as a NumPy file ({type(e).__name__}: {str(e)[:200]}); write it with np.save or "
-            "np.savez, numbers only"
-        ) from e
 
 
 def _from_arrays(arrays: dict[str, np.ndarray], name: str) -> Shape:
@@ -209,25 +130,10 @@ def _from_columns(a: np.ndarray, name: str) -> Shape:
     return _checked(name, a[:, :3], None, a[:, 3:] if a.shape[1] > 3 else None)
 
 
-def _text(data: bytes, name: str) -> str:
-    lines = data.count(b"\n")
-    if len(data) > MAX_TEXT or lines > MAX_LINES:
-        raise InputError(
-            f"{name}: has {len(data):,} bytes in {lines:,} lines of text, and no more than {MAX_TEXT:,} in {MAX_LINES:,} "
-            "are read; save it in a binary form (.ply, .npz)"
-        )
-    if re.search(rb"[^\n]{%d}" % MAX_LINE, data):
-        raise InputError(
-            f"{name}: a line has more than {MAX_LINE:,} bytes, expected one point or face a line"
-        )
-    if b"\0" in data:
-        raise InputError(f"{name}: holds zero bytes, expected text")
-    return data.decode("utf-8", "replace")
-
-
 def _columns(data: bytes, name: str) -> np.ndarray:
     rows = [
-        r.split("#")[0].replace(",", " ").replace(";", " ").split() for r in _text(data, name).splitlines()
+        r.split("#")[0].replace(",", " ").replace(";", " ").split()
+        for r in read_text(data, name).splitlines()
     ]
     rows = [r for r in rows if r and not r[0].startswith("//")]
     if rows and len(rows[0]) == 1:  # .pts and many .xyz files begin with the number of points
@@ -257,7 +163,7 @@ def _number(text: str) -> bool:
 def _obj(data: bytes, name: str) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Wavefront OBJ: `v` and `f` lines. Polygons become fans; vertices may be counted backwards."""
     points, corners = [], []
-    for i, line in enumerate(re.sub(r"\\\r?\n", " ", _text(data, name)).splitlines(), 1):
+    for i, line in enumerate(re.sub(r"\\\r?\n", " ", read_text(data, name)).splitlines(), 1):
         word, rest = (*line.split(None, 1), "", "")[:2]
         if word == "v":
             points.append([float(v) for v in rest.split("#")[0].split()[:6]])
@@ -273,7 +179,7 @@ def _obj(data: bytes, name: str) -> tuple[np.ndarray, np.ndarray | None, np.ndar
             if min(refs) < 0:
                 refs = [r if r > 0 else len(points) + 1 + r for r in refs]
             # a fan from the first corner; edges written as faces of two corners have no area and are left out
-            corners += [(refs[0], b, c) for b, c in zip(refs[1:], refs[2:], strict=False)]
+            corners += [(refs[0], b, c) for b, c in itertools.pairwise(refs[1:])]
     if not points:
         raise InputError(f"{name}: has no `v x y z` line, expected an OBJ file with points")
     width = min(map(len, points))
@@ -354,7 +260,7 @@ def _triangles(faces: np.ndarray, v: int, name: str) -> np.ndarray:
 def _promised_faces(data: bytes, kind: str, name: str) -> int | None:
     """How many faces there must at least be, where a parser wouldn't miss them; checks the size of text."""
     if kind == "off":
-        text = re.sub(r"#[^\n]*", "", _text(data, name))
+        text = re.sub(r"#[^\n]*", "", read_text(data, name))
         head = re.search(r"OFF\s*(\d+)\s+(\d+)[^\n]*", text)
         if head is None:
             raise InputError(f"{name}: begins with {data[:12]!r}, expected OFF with its counts")
@@ -365,12 +271,12 @@ def _promised_faces(data: bytes, kind: str, name: str) -> int | None:
     elif kind == "stl" and not (
         len(data) >= 84 and len(data) == 84 + 50 * int.from_bytes(data[80:84], "little")
     ):
-        text = _text(data, name).lower()
+        text = read_text(data, name).lower()
         return text.count("facet") - text.count("endfacet")  # as many begin as there must be
     elif kind == "ply":
         head = data[: data.find(b"end_header") + 1 or 4096]
         if b"ascii" in head:
-            _text(data, name)
+            read_text(data, name)
     return None
 
 
