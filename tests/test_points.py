@@ -486,7 +486,7 @@ def test_a_batch_knows_its_own_points_at_half_precision():
     "options", [{"patches": 129}, {"patches": 0}, {"normalise": "cube"}, {"features": -1}, {"points": 2.5}]
 )
 def test_settings_out_of_range(options):
-    with pytest.raises(wt.InputError, match="expected|patches"):
+    with pytest.raises(wt.InputError, match=r"expected|patches"):
         small(**options)
 
 
