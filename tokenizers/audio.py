@@ -281,7 +281,8 @@ class AudioTokenizer(Tokenizer):
                 f"wave is {tuple(wave.shape)} and lengths {lengths}, expected (B, T) and B counts up to T"
             )
         if self.limit is not None:
-            wave, lengths = wave[:, : self.limit], tuple(min(n, self.limit) for n in lengths)
+            lengths = tuple(min(n, self.limit) for n in lengths)
+        wave = wave[:, : max(lengths)]
         if self.fixed and not isinstance(self.front, Fbank):
             wave = functional.pad(silence_after(wave, lengths), (0, self.limit - wave.shape[1]))
             lengths = (self.limit,) * len(wave)
