@@ -97,10 +97,9 @@ def prepared(
         try:
             job.raw = model.tokenizers[columns[file.modality]].read(_source(path, file.modality))
         except InputError as e:
-            return e
-        except (
-            Exception
-        ) as e:  # decoders raise anything for hostile bytes: it is reported, and the rest goes on
+            return InputError(str(e).removeprefix(f"{path}: "))  # the list of skipped files names it already
+        except Exception as e:
+            # decoders raise anything for hostile bytes: it is reported, and the rest goes on
             return InputError(f"{type(e).__name__}: {e}")
         return job
 

@@ -56,7 +56,7 @@ class Pixels(Tokenizer):
             with Image.open(source) as im:
                 rgba = im.convert("RGBA").resize((32, 32))
         except OSError as e:
-            raise InputError(f"{source!r} can't be read as a picture") from e
+            raise InputError(f"{source}: can't be read as a picture") from e
         return torch.from_numpy(np.array(rgba)).float()
 
     def collate(self, raws):
@@ -251,7 +251,7 @@ def test_unreadable_files_are_skipped_with_a_reason_and_the_rest_goes_on(folder,
     assert (report.added, report.total) == (3, 3)
     reasons = {s.path: s.reason for s in report.skipped}
     assert set(reasons) == {"broken.jpg", "empty.png", "unseen.png", "dangling.png", "pipe.png"}
-    assert "broken.jpg" in reasons["broken.jpg"] and "visible pixel" in reasons["unseen.png"]
+    assert reasons["broken.jpg"] == "can't be read as a picture" and "visible pixel" in reasons["unseen.png"]
     assert reasons["dangling.png"] == "a link to nothing" and reasons["pipe.png"] == "not a regular file"
 
 
