@@ -19,6 +19,7 @@ from torch import nn
 
 from worldtokens import cli
 from worldtokens.apps import index as index_module
+from worldtokens.apps import store
 from worldtokens.apps.files import shown, walk
 from worldtokens.apps.identity import model_identity
 from worldtokens.apps.index import Index
@@ -168,7 +169,9 @@ def test_a_touched_a_renamed_and_a_copied_file_are_not_embedded_again(folder, mo
     assert sorted(nearest(folder, model, "blue", 2)) == ["blue.png", "sky.png"]
 
 
-def test_two_files_that_change_names_with_each_other_change_vectors(folder, model):
+@pytest.mark.parametrize("rows_a_write", [1, 256])
+def test_two_files_that_change_names_with_each_other_change_vectors(folder, model, rows_a_write, monkeypatch):
+    monkeypatch.setattr(store, "WRITE_ROWS", rows_a_write)
     update(folder, model)
     (folder / "red.png").rename(folder / "x")
     (folder / "blue.png").rename(folder / "red.png")
