@@ -144,6 +144,7 @@ def test_orientation_6_puts_the_left_edge_on_top():
     assert out.shape == (3, 2, 3) and (out[0] == RED).all() and not out[1:].any()
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_damaged_or_absurd_orientation_leaves_the_picture_as_it_stands():
     for exif in (b"Exif\0\0garbage", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"):
         im = Image.open(io.BytesIO(data(Image.fromarray(photo()), "JPEG", quality=95, exif=exif)))

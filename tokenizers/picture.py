@@ -26,25 +26,13 @@ from torch import Tensor
 
 from worldtokens.errors import InputError
 
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "AVIF",
-    "BMP",
-    "TIFF",
-    "MPO",
-    "PPM",
-    "JPEG2000",
-    "HEIF",
-    "DIB",
-    "TGA",
-    "ICO",
-)
-FORMATS += ("QOI", "DDS", "PSD", "PCX", "SGI", "ICNS")
-MAX_PIXELS = 1024**3 // 4 // 3  # Pillow's own default, kept even where a program switched Pillow's off
-STRIP = 1 << 22  # pixels converted at a time, so that a huge picture needs no second and third copy of itself
+# raster formats that are decoded in this process, the frequent ones first
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "MPO", "PPM", "JPEG2000", "HEIF", "DIB", "TGA", "ICO",
+           "QOI", "DDS", "PSD", "PCX", "SGI", "ICNS")  # fmt: skip
+# Pillow's own default, kept even where a program switched Pillow's off
+MAX_PIXELS = 1024**3 // 4 // 3
+# pixels converted at a time: they stay in the cache, and a huge picture needs no second copy of itself
+STRIP = 1 << 16
 ORIENTATION = 0x0112
 
 Fit = Callable[[int, int], tuple[int, int]]
@@ -100,9 +88,8 @@ def _guarded(read: Callable[[], Tensor], name: str) -> Tensor:
         raise InputError(f"{name}: no picture that Pillow can read") from e
     except (OSError, SyntaxError) as e:
         raise InputError(f"{name}: the picture is damaged or cut short: {e}") from e
-    except (
-        Exception
-    ) as e:  # decoders of old formats raise IndexError, struct.error, KeyError, OverflowError, ...
+    except Exception as e:
+        # decoders of old formats raise IndexError, struct.error, KeyError, OverflowError, ...
         raise InputError(f"{name}: the picture can't be decoded: {type(e).__name__}: {e}") from e
 
 
