@@ -1,7 +1,9 @@
 """Dropping and merging tokens: against plain slow twins, and the properties that every trunk relies on."""
 
 import dataclasses
+from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ import worldtokens as wt
 from worldtokens.data import samples
 from worldtokens.testing import check_tokenizer
 from worldtokens.tokenizers.reduce import mask_tokens, merge_tokens
+from worldtokens.tokenizers.series_file import read_series_file
 
 DIM = 8
 FIELDS = ("x", "pos", "segment", "block", "modality", "ids")
@@ -362,6 +365,25 @@ def test_reduced_front_ends_keep_the_contract(pictures):
     bad = [b"", b"no picture", 7]
     assert "check_refused" in check_tokenizer(wt.Reduced(image, 0.5), pictures, bad=bad)
     check_tokenizer(wt.Reduced(image, 0.5, how="merge"), pictures, bad=bad)
+
+
+@pytest.mark.parametrize("how", ["random", "merge"])
+def test_reduced_front_ends_of_any_length(how):
+    """Real prices of unequal length: rows are ragged, and a sample still gives what it gives alone."""
+    torch.manual_seed(0)
+    prices, _ = read_series_file(
+        Path(matplotlib.get_data_path()) / "sample_data" / "Stocks.csv", ["IBM", "MSFT"]
+    )
+    prices = prices[:, ::2]
+    front = wt.Reduced(wt.SeriesTokenizer(32, channels=2, patch=8, stride=8), 0.6, how=how)
+    check_tokenizer(
+        front, [prices, prices[:, 100:150], prices[:, 30:61], prices[:, 200:]], bad=[b"", prices[:1]]
+    )
+    tokens = front.train().tokens([prices, prices[:, :20]])
+    whole = front.tokenizer.tokens([prices, prices[:, :20]])
+    assert whole.layout.lengths == ((66,), (6,))
+    # 66 * 0.6 = 39.6 and 6 * 0.6 = 3.6, to the nearest
+    assert tokens.layout.lengths == ((40,), (4,)) and tokens.valid.sum(1).tolist() == [40, 4]
 
 
 def test_reduced_drops_in_training_only(pictures):

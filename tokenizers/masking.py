@@ -68,6 +68,8 @@ def mask_tokens(
 ) -> tuple[Tokens, Dropped]:
     """Leave out tokens at random, the same share of every sample; the rest keeps its order and its fields.
 
+    Block numbers are kept too, so tokens read from left to right still are, with gaps in the numbers.
+
     Args:
         tokens: (B, N, D). Without a layout they are measured first, which waits for the device once.
         keep: share of a sample's valid tokens to keep, above 0 and at most 1; rounded to the nearest count, at least
