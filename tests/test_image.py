@@ -361,6 +361,16 @@ def test_a_saved_front_end_keeps_its_preprocessing(tmp_path):
     assert torch.equal(again.tokens(pictures()).x, t.eval().tokens(pictures()).x)
 
 
+@pytest.mark.parametrize("positions", ["learned", "sincos"])
+@pytest.mark.parametrize("size", [32, None])
+def test_under_autocast_tokens_stay_in_the_weights_type(size, positions):
+    t = wt.ImageTokenizer(16, size=size, max_tokens=9, positions=positions)
+    batch = t.collate(raws(t))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = t(batch).x
+    assert found.dtype == torch.float32 and (found - t(batch).x).abs().max() < 0.05
+
+
 def test_tokens_start_with_about_unit_variance():
     torch.manual_seed(0)
     t = wt.ImageTokenizer(256)

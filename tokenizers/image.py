@@ -302,7 +302,7 @@ class ImageTokenizer(Tokenizer):
         if self.pos_embed is not None:
             x = x + resample_positions(self.pos_embed, grid).flatten(0, 1)
         elif self.positions == "sincos":
-            x = x + sincos_positions(coords, self.dim).to(x.dtype)
+            x = x + sincos_positions(coords, self.dim).to(self.proj.weight.dtype)
         coords = coords.expand(len(x), -1, -1)
         if "keep" in batch:
             keep = batch["keep"][..., None]
@@ -314,9 +314,11 @@ class ImageTokenizer(Tokenizer):
         if self.pos_embed is not None:
             # (B, N, rows, 1) * (B, N, 1, columns): each token's weights over the whole table, one product for all
             weights = batch["row_weights"][..., None] * batch["column_weights"][..., None, :]
-            x = x + weights.flatten(2).to(self.pos_embed.dtype) @ self.pos_embed.flatten(0, 1)
+            table = self.pos_embed.flatten(0, 1)
+            # autocast gives the product in bfloat16; tokens are in the weights' type, as with a fixed size
+            x = x + (weights.flatten(2).to(table.dtype) @ table).to(table.dtype)
         elif self.positions == "sincos":
-            x = x + sincos_positions(batch["coords"], self.dim).to(x.dtype)
+            x = x + sincos_positions(batch["coords"], self.dim).to(self.proj.weight.dtype)
         return self._finish(x, batch["coords"], batch["lengths"])
 
     def _projected(self, patches: Tensor) -> Tensor:
