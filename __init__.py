@@ -32,6 +32,7 @@ _HOME = {
     "Transformer": "backbone.transformer",
     "TransformerConfig": "backbone.transformer",
     "VectorQuantizer": "tokenizers.quantize",
+    "VideoTokenizer": "tokenizers.video",
     "ViewTokenizer": "tokenizers.views",
     "build": "parts",
     "load": "parts",
@@ -78,4 +79,5 @@ if TYPE_CHECKING:
     from worldtokens.tokenizers.series import SeriesTokenizer
     from worldtokens.tokenizers.text import TextTokenizer
     from worldtokens.tokenizers.views import ViewTokenizer
+    from worldtokens.tokenizers.video import VideoTokenizer
     from worldtokens.tokens import Layout, Tokens, modality_id, pack, visible
