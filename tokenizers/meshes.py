@@ -16,6 +16,7 @@ import dataclasses
 import io
 import itertools
 import json
+import logging
 import re
 from typing import Any
 
@@ -196,6 +197,9 @@ def _trimesh(data: bytes, kind: str, name: str) -> Shape:
         import trimesh
     except ImportError as e:
         raise InputError(f"{name}: .{kind} files need trimesh: pip install trimesh") from e
+    log = logging.getLogger("trimesh")
+    if not log.handlers:  # or it prints tracebacks about damaged files, which are told of by exceptions here
+        log.addHandler(logging.NullHandler())
     if kind in ("glb", "gltf"):
         _check_gltf(data, kind, name)
     promised = _promised_faces(data, kind, name)
