@@ -321,24 +321,23 @@ def test_train_on_the_class_learns_and_on_an_instance_sets_the_mode(trained):
 
 
 def test_training_is_deterministic_in_every_process():
+    from worldtokens.tokenizers.vocabulary import train_bpe
+
+    texts = [t for rows in json.loads(LANGUAGES.read_text(encoding="utf-8")).values() for t in rows[:60]]
+    here = train_bpe(texts, 900, None, "<|endoftext|>", (), 2).to_str()
+    assert train_bpe(texts, 900, None, "<|endoftext|>", (), 2).to_str() == here
     code = (
-        "import hashlib, worldtokens as wt; from worldtokens.data import samples;"
-        "t = [x for r in list(samples.open('emoji', languages=('en', 'ru')))[:400] for x in r['text']];"
-        "print(hashlib.sha256(wt.TextTokenizer.train(t, 900, dim=1)._rust.to_str().encode()).hexdigest())"
+        "import json, sys; from worldtokens.tokenizers.vocabulary import train_bpe;"
+        "sys.stdout.write(train_bpe(json.load(sys.stdin), 900, None, '<|endoftext|>', (), 2).to_str())"
     )
-    code = code.replace(
-        "samples.open('emoji', languages=('en', 'ru'))[:400]", "list(samples.open('emoji'))[:400]"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(texts),
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONHASHSEED": "7", "PYTHONUTF8": "1"},
     )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"PYTHONHASHSEED": str(seed)},
-        )
-        for seed in (1, 2)
-    ]
-    assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout) == 65, runs[0].stderr
+    assert run.stdout == here, run.stderr
 
 
 def test_saved_folder_gives_everything_back(tmp_path, trained, clip):
@@ -415,14 +414,14 @@ def test_given_vocabulary_object_is_copied():
 
 @pytest.mark.filterwarnings("ignore:a text of")
 def test_threads_that_cut_differently(clip, trained, real):
-    texts = real[:: len(real) // 200]
+    texts = real[:: len(real) // 100]
     for tokenizer in (clip, trained):
         want = {n: tokenizer.encode_batch(texts, context=n) for n in range(4, 20)}
         fresh = copy.deepcopy(tokenizer)
         if fresh._words is not None:
             fresh._words._limit = 300  # the table starts anew all the time
         with ThreadPoolExecutor(16) as pool:
-            jobs = [(n, pool.submit(fresh.encode_batch, texts, context=n)) for n in list(want) * 6]
+            jobs = [(n, pool.submit(fresh.encode_batch, texts, context=n)) for n in list(want) * 3]
         assert all(job.result() == want[n] for n, job in jobs)
 
 
@@ -430,33 +429,36 @@ def test_word_table_is_bounded(clip, real):
     words = clip_text.Words(clip._rust, limit=5000)
     start = len(words._table)
     for at in range(0, 4000, 50):
-        words.encode(real[at : at + 50])
+        words.encode(real[at : at + 50], [], [])
         assert sum(map(len, list(words._table)[start:])) <= 5000
 
 
 FORK = """
-import os, sys, warnings
-os.environ.pop("TOKENIZERS_PARALLELISM", None)
-setting = sys.argv[1]
-if setting != "unset":
-    os.environ["TOKENIZERS_PARALLELISM"] = setting
-import torch, worldtokens as wt
+import os, torch, worldtokens as wt
 texts = [f"a photo of {i} cats and the word w{i}" for i in range(600)]
 own = wt.TextTokenizer.train(texts, 400, dim=1)
-for tokenizer in (wt.TextTokenizer.clip(dim=1), own):
-    want = tokenizer.encode_batch(texts)                       # Rust threads are awake now
-    loader = torch.utils.data.DataLoader(
-        texts, batch_size=100, num_workers=2, multiprocessing_context="fork", collate_fn=tokenizer.encode_batch)
-    for _ in range(2):
+for setting in (None, "true"):
+    os.environ.pop("TOKENIZERS_PARALLELISM", None)
+    if setting:
+        os.environ["TOKENIZERS_PARALLELISM"] = setting
+    for tokenizer in (wt.TextTokenizer.clip(dim=1), own):
+        want = tokenizer.encode_batch(texts)                   # Rust's threads are awake now
+        loader = torch.utils.data.DataLoader(
+            texts, batch_size=150, num_workers=2, multiprocessing_context="fork", collate_fn=tokenizer.encode_batch)
         assert [row for rows in loader for row in rows] == want
-assert os.environ.get("TOKENIZERS_PARALLELISM", "unset") == setting
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == setting
 print("done")
 """
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
-@pytest.mark.parametrize("setting", ["unset", "true"])
-def test_forked_workers_are_quiet_and_do_not_hang(setting):
-    run = subprocess.run([sys.executable, "-c", FORK, setting], capture_output=True, text=True, timeout=240)
+def test_forked_workers_are_quiet_and_do_not_hang():
+    run = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=240)
     assert run.stdout == "done\n", run.stderr[-2000:]
     assert "parallelism" not in run.stderr and "forked" not in run.stderr, run.stderr
+
+
+def test_keeps_the_contract_of_front_ends(trained):
+    from worldtokens.testing import check_tokenizer
+
+    check_tokenizer(trained, ["the cat", "a", "the dog sat on the log", "猫"], bad=[b"bytes", 3, "\ud800"])

@@ -156,7 +156,7 @@ def vocabulary() -> tokenizers.Tokenizer:
 # ---- words -----------------------------------------------------------------------------------------------
 
 
-HEAD, TAIL = -1, -2  # where a text begins and ends in `Words.encode`'s answer
+HEAD, TAIL = -1, -2  # where a text begins and ends, while all ids of a batch are one array
 _HEAD, _TAIL = (array("i", [mark]).tobytes() for mark in (HEAD, TAIL))
 _BETWEEN = "\0"  # no mended text holds it: ftfy removes it, and HTML can't write it
 
@@ -200,8 +200,13 @@ class Words:
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_table": self._start.copy(), "_held": 0}
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """The ids of all texts in one int32 array; around each text stand the marks HEAD and TAIL."""
+    def encode(self, texts: Sequence[str], head: list[int], tail: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """All ids one after another (int32), and how many each text has.
+
+        Args:
+            texts: at least one.
+            head, tail: one id or none to put before and after every text.
+        """
         joint = f" {_BETWEEN} "
         all_of_it = joint.join(texts)
         if not (
@@ -217,7 +222,18 @@ class Words:
         except KeyError:
             table = self._learn(table, list(set(words).difference(table)))
             ids = b"".join(map(table.__getitem__, words))
-        return np.frombuffer(bytearray(_HEAD + ids + _TAIL), np.int32)
+        flat = np.frombuffer(bytearray(_HEAD + ids + _TAIL), np.int32)
+        ends = np.flatnonzero(flat == TAIL)
+        lengths = np.diff(ends, prepend=-1)
+        keep = np.ones(len(flat), bool)
+        for places, mark in ((ends + 1 - lengths, head), (ends, tail)):
+            if mark:
+                flat[places] = mark[0]
+            else:
+                keep[places] = False
+        if head and tail:
+            return flat, lengths
+        return flat[keep], lengths - (not head) - (not tail)
 
     def _learn(self, table: dict[str, bytes], new: list[str]) -> dict[str, bytes]:
         # an alphabetic word is one piece; others are cut, and their pieces may be known already

@@ -10,7 +10,6 @@ One class reads CLIP's vocabulary, one trained here, and anybody's `tokenizer.js
 
 from __future__ import annotations
 
-import codecs
 import functools
 import hashlib
 import os
@@ -31,7 +30,8 @@ from worldtokens.errors import InputError
 from worldtokens.parts import write_whole
 from worldtokens.tokenizers import clip_text
 from worldtokens.tokenizers.base import Batch, Tokenizer
-from worldtokens.tokenizers.vocabulary import around, checked_text, open_vocabulary, spelling, train_bpe
+from worldtokens.tokenizers.spelling import Speller
+from worldtokens.tokenizers.vocabulary import around, checked_text, open_vocabulary, train_bpe
 from worldtokens.tokens import Tokens
 
 
@@ -275,50 +275,15 @@ class TextTokenizer(Tokenizer):
             ids: (N,) whole numbers.
             special: True spells the special tokens out, False drops them.
         """
-        if self._spelling is None:
-            return self._rust.decode([self._known(i) for i in _whole(ids)], skip_special_tokens=not special)
-        return "".join(self.stream(ids, special=special))
+        return self._speller.decode(ids, special)
 
     def stream(self, ids: Iterable[int] | Tensor, *, special: bool = False) -> Iterator[str]:
         """Text as its ids come in, one by one. Bytes of an unfinished character are held back until it is whole."""
-        if self._spelling is None:
-            yield from self._stream_rust(_whole(ids), special)
-            return
-        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        space = b""  # CLIP marks the ends of words: the space after one is due when another follows
-        for i in _whole(ids):
-            i = self._known(i)
-            if i in self._specials and not special:
-                continue
-            raw, ends = self._spelling[i]
-            text = utf8.decode(space + raw)
-            space = b" " if ends else b""
-            if text:
-                yield text
-        rest = utf8.decode(b"", final=True)
-        if rest:
-            yield rest
-
-    def _stream_rust(self, ids: Iterable[int], special: bool) -> Iterator[str]:
-        # other decoders look at a token's neighbours: all is decoded again and what is new is handed out
-        held, shown = [], 0
-        for i in ids:
-            held.append(self._known(i))
-            text = self._rust.decode(held, skip_special_tokens=not special)
-            if len(text) > shown and not text.endswith("\ufffd"):
-                yield text[shown:]
-                shown = len(text)
-        if held and text[shown:]:
-            yield text[shown:]
-
-    def _known(self, i: int) -> int:
-        if not 0 <= i < self.vocab_size:
-            raise InputError(f"id {i} is outside this vocabulary of {self.vocab_size} tokens")
-        return int(i)
+        return self._speller.stream(ids, special)
 
     @functools.cached_property
-    def _spelling(self) -> list[tuple[bytes, bool]] | None:
-        return spelling(self._rust, self.vocab_size)
+    def _speller(self) -> Speller:
+        return Speller(self._rust, self.vocab_size, self._specials)
 
     # ---- saving ------------------------------------------------------------------------------------------
 
@@ -343,7 +308,7 @@ class TextTokenizer(Tokenizer):
 
     def __getstate__(self) -> dict:
         # what is derived is made again; the Rust object forgets its one setting on the way
-        return {k: v for k, v in self.__dict__.items() if k not in ("_spelling", "_marker")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_speller", "_marker")}
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
@@ -393,7 +358,7 @@ class TextTokenizer(Tokenizer):
         if not len(texts):
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         if self._words is not None and not special:
-            flat, lengths = self._worded(texts, head, tail)
+            flat, lengths = self._words.encode(texts, head, tail)
         else:
             plain = [self._marked(t) for t in texts] if special else self._plain(texts)
             rows = [head + ids + tail for ids in plain]
@@ -408,24 +373,6 @@ class TextTokenizer(Tokenizer):
             if tail:
                 flat[starts[cut] + limit - 1] = self.end_id
             flat, lengths = flat[place < limit], np.minimum(lengths, limit)
-        return flat, lengths
-
-    def _worded(
-        self, texts: Sequence[str], head: list[int], tail: list[int]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        flat = self._words.encode(texts)
-        ends = np.flatnonzero(flat == clip_text.TAIL)
-        lengths = np.diff(ends, prepend=-1)
-        starts = ends + 1 - lengths
-        keep = np.ones(len(flat), bool)
-        for places, ids in ((starts, head), (ends, tail)):
-            if ids:
-                flat[places] = ids[0]
-            else:
-                keep[places] = False
-        if not (head and tail):
-            flat = flat[keep]
-            lengths = lengths - (not head) - (not tail)
         return flat, lengths
 
     def _rows(self, flat: np.ndarray, lengths: np.ndarray) -> Batch:
@@ -487,7 +434,9 @@ class TextTokenizer(Tokenizer):
         if not text:
             return []
         return (
-            self._words.encode([text])[1:-1].tolist() if self._words is not None else self._plain([text])[0]
+            self._words.encode([text], [], [])[0].tolist()
+            if self._words is not None
+            else self._plain([text])[0]
         )
 
     def _padded(self, ids: Tensor) -> Batch:
@@ -515,11 +464,3 @@ class TextTokenizer(Tokenizer):
             )
         # argmax of 0/1 gives the first 1: the first end token, where it is
         return Batch(ids=ids, lengths=tuple((ends.int().argmax(1) + 1).tolist()))
-
-
-def _whole(ids: Iterable[int] | Tensor) -> Iterable[int]:
-    if not isinstance(ids, Tensor):
-        return ids
-    if ids.ndim != 1 or ids.is_floating_point():
-        raise InputError(f"ids are {ids.dtype} {tuple(ids.shape)}, expected whole numbers of shape (N,)")
-    return ids.tolist()

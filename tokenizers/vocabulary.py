@@ -1,4 +1,4 @@
-"""What a text front-end asks of Hugging Face's `tokenizers`: open, train, spell out, and behave in forks."""
+"""What a text front-end asks of Hugging Face's `tokenizers`: open, train, and behave in forks."""
 
 from __future__ import annotations
 
@@ -119,24 +119,6 @@ def byte_letters() -> dict[int, str]:
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [b for b in range(256) if b not in plain]
     return {b: chr(b) for b in plain} | {b: chr(0x100 + i) for i, b in enumerate(other)}
-
-
-def spelling(rust: tokenizers.Tokenizer, size: int) -> list[tuple[bytes, bool]] | None:
-    """For each id of a byte-level vocabulary the bytes that it spells, and whether it ends a word; else None."""
-    if not isinstance(rust.decoder, decoders.ByteLevel):
-        return None
-    byte = {c: b for b, c in byte_letters().items()}
-    suffix = getattr(rust.model, "end_of_word_suffix", None)
-    added = rust.get_added_tokens_decoder()
-    table = [(b"", False)] * size
-    for name, i in rust.get_vocab().items():
-        if i in added:
-            table[i] = (name.encode(), False)
-            continue
-        ends = bool(suffix) and name.endswith(suffix)
-        name = name[: -len(suffix)] if ends else name
-        table[i] = (bytes(byte[c] for c in name), ends)
-    return table
 
 
 def _quiet_forks(key: str = "TOKENIZERS_PARALLELISM") -> None:
