@@ -153,7 +153,13 @@ def _train(out: Path, steps: int | None, minutes: float | None) -> dict[str, Any
     )
     where = "" if sys.stdout.isatty() else "; no terminal here, so progress comes as lines"
     say(f"Training on pictures and captions: {steps} steps of {recipe.train.batch_size} pairs{where}")
-    _, report = recipe.run()
+    try:
+        _, report = recipe.run()
+    except (KeyboardInterrupt, SystemExit):
+        say(
+            f"To search with what is learnt so far: {shlex.join(['worldtokens', 'demo', '--reuse', '--out', str(out.parent)])}"
+        )
+        raise
     say(f"Trained in {report.seconds:,.0f} s, {report.rows_per_second:,.0f} samples/s")
     return {
         "recipe": RECIPE,
