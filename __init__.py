@@ -20,6 +20,7 @@ _HOME = {
     "InputError": "errors",
     "LatentTokenizer": "tokenizers.latents",
     "Layout": "tokens",
+    "OptimSettings": "training.optim",
     "Part": "parts",
     "PointTokenizer": "tokenizers.points",
     "Reduced": "tokenizers.reduce",
@@ -29,6 +30,8 @@ _HOME = {
     "TextTokenizer": "tokenizers.text",
     "Tokenizer": "tokenizers.base",
     "Tokens": "tokens",
+    "TrainReport": "training.settings",
+    "TrainSettings": "training.settings",
     "Transformer": "backbone.transformer",
     "TransformerConfig": "backbone.transformer",
     "VectorQuantizer": "tokenizers.quantize",
@@ -39,19 +42,22 @@ _HOME = {
     "mask_tokens": "tokenizers.reduce",
     "merge_tokens": "tokenizers.reduce",
     "modality_id": "tokens",
+    "open_rows": "data.manifests",
     "pack": "tokens",
+    "train": "training.loop",
     "visible": "tokens",
 }
-_ROOMS = ("apps", "backbone", "data", "tasks", "testing", "tokenizers", "training")
+_MODULES = {room: room for room in ("apps", "backbone", "data", "tasks", "testing", "tokenizers", "training")}
+_MODULES["samples"] = "data.samples"
 
-__all__ = ["__version__", *sorted(_HOME), *_ROOMS]
+__all__ = ["__version__", *sorted(_HOME), *_MODULES]
 
 
 def __getattr__(name: str):
     if name in _HOME:
         value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    elif name in _ROOMS:
-        value = importlib.import_module(f"{__name__}.{name}")
+    elif name in _MODULES:
+        value = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -65,8 +71,11 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from worldtokens.backbone.resampler import Resampler
     from worldtokens.backbone.transformer import Transformer, TransformerConfig
+    from worldtokens.data import samples
+    from worldtokens.data.manifests import open_rows
     from worldtokens.errors import InputError
     from worldtokens.parts import Part, build, load
+    from worldtokens.tasks.base import Task
     from worldtokens.tasks.contrastive import CLIP
     from worldtokens.tokenizers.audio import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer
@@ -78,6 +87,9 @@ if TYPE_CHECKING:
     from worldtokens.tokenizers.reduce import Reduced, mask_tokens, merge_tokens
     from worldtokens.tokenizers.series import SeriesTokenizer
     from worldtokens.tokenizers.text import TextTokenizer
-    from worldtokens.tokenizers.views import ViewTokenizer
     from worldtokens.tokenizers.video import VideoTokenizer
+    from worldtokens.tokenizers.views import ViewTokenizer
     from worldtokens.tokens import Layout, Tokens, modality_id, pack, visible
+    from worldtokens.training.loop import train
+    from worldtokens.training.optim import OptimSettings
+    from worldtokens.training.settings import TrainReport, TrainSettings

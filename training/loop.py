@@ -20,6 +20,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,8 @@ class _Run:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
         self.report = TrainReport()
         self.first = self._resume() if train.resume else 0
+        # DDP is asked to bear unused parameters, and warns of the cost whenever there happen to be none
+        warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified")
         self.model = acc.prepare_model(_Loss(task))
         self.paused = 0.0
 
@@ -185,6 +188,8 @@ class _Run:
         s, r = self.set, self.report
         began = time.monotonic()
         r.steps = self.first
+        if self.validation_rows is not None and len(self.validation_rows) == 0:
+            raise InputError("there are validation rows, but 0 of them: give some, or none at all")
         main = self.accelerator.is_main_process
         parts = stream(
             self.batches,
@@ -303,7 +308,7 @@ class _Run:
         show.step(done, shown, per_second, left)
 
     def _evaluate(self, done: int, show: Show) -> None:
-        if not self.validation_rows:
+        if self.validation_rows is None:
             return
         if self.accelerator.is_main_process:
             held = self.average.swapped() if self.average is not None else contextlib.nullcontext()
@@ -325,7 +330,10 @@ class _Run:
                     checkpoint.save_best(self.out, self.task, figures, done)
             self.task.train()
             show.curves("validation", figures, done)
-            show.say(f"step {done}  validation: {figures_text(figures)}{'  (best)' if better else ''}")
+            # a task may give dozens of figures: a line shows those of the deciding kind, TensorBoard all
+            kind = key.rpartition("/")[2]
+            shown = {k: v for k, v in figures.items() if k.rpartition("/")[2] == kind}
+            show.say(f"step {done}  validation: {figures_text(shown)}{'  (best)' if better else ''}")
         self.accelerator.wait_for_everyone()
 
     def _stopping(self, stop: _Stop, look: bool, made: Tensor) -> bool:

@@ -135,8 +135,10 @@ class Recipe:
                 str(getattr(e, "message", e)).replace("class_path", "class").replace("init_args", "args")
             )
             raise InputError(f"{path}: {' '.join(message.split())}") from e
-        whole = yaml.safe_load(parser.dump(checked, skip_none=False))
-        return cls(path, _translate(whole, to_jsonargparse=False), **made, _parser=parser)
+        whole = _translate(_dump(parser, checked), to_jsonargparse=False)
+        if lost := _lost(_translate(values, False), whole):
+            raise InputError(f"{path}: unknown key {lost}")
+        return cls(path, whole, **made, _parser=parser)
 
     def __str__(self) -> str:
         return yaml.safe_dump(self.values, sort_keys=False, allow_unicode=True, width=100)
@@ -148,11 +150,11 @@ class Recipe:
 
     def build(self, rows: Any) -> tuple[Task, dict[str, Callable]]:
         """The task, its weights drawn from `train.seed`, and what augments each column."""
-        seed_all(self.train.seed)
         with tempfile.TemporaryDirectory() as folder:
             model = _with_vocabularies(self.values["model"], rows, Path(folder))
             values = _translate(self.values | {"model": model}, to_jsonargparse=True, folder=self.path.parent)
             checked = self._parser.parse_object(values)
+            seed_all(self.train.seed)
             try:
                 made = _instantiate(self._parser, checked)
             except (ValueError, TypeError) as e:
@@ -247,6 +249,26 @@ def _instantiate(parser: ArgumentParser, checked: Any) -> Any:
 def _built(parser: ArgumentParser, checked: Any, section: str) -> Any:
     cls = {"optim": OptimSettings, "train": TrainSettings}[section]
     return cls(**checked[section].as_dict())
+
+
+def _dump(parser: ArgumentParser, checked: Any) -> dict:
+    try:
+        text = parser.dump(checked, skip_unset=False)
+    except TypeError:  # the switch's name before jsonargparse 4.49
+        text = parser.dump(checked, skip_none=False)
+    return yaml.load(text, _Yaml)
+
+
+def _lost(given: Any, kept: Any, place: str = "") -> str | None:
+    """The path of a key that was given and isn't in what was understood; jsonargparse passes over some."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for key, value in given.items():
+            here = f"{place}.{key}".lstrip(".")
+            if key not in kept:
+                return here
+            if lost := _lost(value, kept[key], here):
+                return lost
+    return None
 
 
 def _load(text: str, where: Any) -> Any:
