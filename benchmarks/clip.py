@@ -1,0 +1,168 @@
+"""The demo's model beside an open_clip model of the same width, depth and step count, on the same batches.
+
+Both towers of open_clip's model are as wide and as deep as our one shared trunk; the same picture patches, the same
+vocabulary, the same loss, optimizer, schedule and precision. Every batch is made once and given to both, in turns, so
+that noise of the machine falls on both alike.
+
+    python benchmarks/clip.py [--steps N] [--precision fp32|bf16|auto]
+
+Prints held-out R@10 of both, chance, and the ratio of samples per second in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import time
+
+import torch
+
+from worldtokens.data import samples
+from worldtokens.tasks.retrieval import ranks, summary
+from worldtokens.training.data import Batches, Plan
+from worldtokens.training.optim import make_optimizer, rate, update
+from worldtokens.training.recipe import Recipe
+from worldtokens.training.settings import autocast_type
+
+
+def peer_of(model, context):
+    """An open_clip CLIP with the same width, depth, heads, patch, picture size and vocabulary."""
+    from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+
+    image, text, cfg = model.tokenizers["image"], model.tokenizers["text"], model.trunk.cfg
+    vision = CLIPVisionCfg(
+        layers=cfg.depth,
+        width=cfg.dim,
+        head_width=cfg.head_dim,
+        patch_size=image.patch[0],
+        image_size=image.size[0],
+        mlp_ratio=cfg.inner / cfg.dim,
+    )
+    words = CLIPTextCfg(
+        context_length=context,
+        vocab_size=text.vocab_size,
+        width=cfg.dim,
+        heads=cfg.heads,
+        layers=cfg.depth,
+        mlp_ratio=cfg.inner / cfg.dim,
+        pool_type="eos",
+        eos_id=text.end_id,
+        pad_id=text.end_id,
+    )
+    return CLIP(model.dim, vision, words)
+
+
+class Peer(torch.nn.Module):
+    """open_clip's model behind our batches: normalised pixels, ids padded to the context, its own loss."""
+
+    def __init__(self, model) -> None:
+        super().__init__()
+        from open_clip.loss import ClipLoss
+
+        self.image, self.text = [model.tokenizers["image"]], [model.tokenizers["text"]]  # not its parameters
+        self.context = model.tokenizers["text"].context
+        self.net, self.criterion = peer_of(model, self.context), ClipLoss()
+
+    def pixels(self, batch):
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (self.image[0].mean, self.image[0].std))
+        return (batch["pixels"].float() / 255 - mean) / std
+
+    def ids(self, batch):
+        ids, lengths = batch["ids"], torch.tensor(batch["lengths"])
+        ids = torch.nn.functional.pad(ids, (0, self.context - ids.shape[1]))
+        # behind the first end token anything but another one: its pooling looks for the first
+        return ids.masked_fill(torch.arange(self.context) >= lengths[:, None], 1)
+
+    def loss(self, batch):
+        with torch.no_grad():
+            self.net.logit_scale.clamp_(0, 4.6052)
+        a, b, scale = self.net(self.pixels(batch["image"]), self.ids(batch["text"]))
+        return {"loss": self.criterion(a.float(), b.float(), scale)}
+
+    @torch.no_grad()
+    def embed(self, column, sources):
+        tokenizer = self.image[0] if column == "image" else self.text[0]
+        batch = tokenizer.collate([tokenizer.read(s) for s in sources])
+        if column == "image":
+            return self.net.encode_image(self.pixels(batch), normalize=True)
+        return self.net.encode_text(self.ids(batch), normalize=True)
+
+
+def held_out(model, rows):
+    """R@10 words -> picture and back, over all captions, as `CLIP.evaluate` counts them."""
+    pictures = torch.cat([model.embed("image", [r["image"] for r in part]) for part in chunks(rows)])
+    captions = [(i, c) for i, r in enumerate(rows) for c in r["text"]]
+    words = torch.cat([model.embed("text", [c for _, c in part]) for part in chunks(captions)])
+    owner, own = [i for i, _ in captions], list(range(len(rows)))
+    there = summary(ranks(words, pictures, owner, own), owner, own)
+    back = summary(ranks(pictures, words, own, owner), own, owner)
+    return there, back
+
+
+def chunks(items, size=64):
+    it = iter(items)
+    return iter(lambda: list(itertools.islice(it, size)), [])
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--recipe", default="clip_pictures")
+    p.add_argument("--steps", type=int)
+    p.add_argument("--precision", default=None)
+    args, changes = p.parse_known_args()
+    recipe = Recipe.read(args.recipe, [*changes, "--train.out", '"unused"'])
+    rows, _ = recipe.rows()
+    task, augment = recipe.build(rows)
+    torch.manual_seed(recipe.train.seed)
+    models = {"worldtokens": task, "open_clip": Peer(task)}
+    steps = args.steps or recipe.train.steps
+    half = autocast_type(args.precision or recipe.train.precision, torch.device("cpu"))
+    plan = Plan(len(rows), recipe.train.batch_size, seed=recipe.train.seed)
+    batches = iter(Batches(task, rows, plan, augment, recipe.train.cache_mb * 2**20))
+    parts = {
+        name: (m.train(), make_optimizer(m, recipe.optim), [q for q in m.parameters() if q.requires_grad])
+        for name, m in models.items()
+    }
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    seconds = {name: [] for name in models}
+    for name, m in models.items():
+        print(f"{name:12} {sum(q.numel() for q in m.parameters()) / 1e6:.2f} M parameters")
+    for step in range(steps):
+        batch = next(batches)[0]
+        order = list(parts) if step % 2 == 0 else list(parts)[::-1]
+        lr = rate(step, steps, recipe.optim)
+        for name in order:
+            model, optimizer, params = parts[name]
+            start = time.perf_counter()
+            with torch.autocast("cpu", half) if half else contextlib.nullcontext():
+                loss = model.loss(batch)["loss"]
+            loss.backward()
+            update(optimizer, params, lr, recipe.optim.clip, loss.detach(), scaler)
+            seconds[name].append(time.perf_counter() - start)
+        if step % 50 == 0 or step == steps - 1:
+            took = {k: sum(v[-50:]) / len(v[-50:]) for k, v in seconds.items()}
+            print(
+                f"step {step:5}  " + "  ".join(f"{k} {v * 1e3:.0f} ms" for k, v in took.items()), flush=True
+            )
+    test = samples.open("emoji", split="test")
+    print(f"\n{'held out, ' + str(len(test)) + ' pictures':32}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'median':>8}")
+    for name, (model, *_rest) in parts.items():
+        model.eval()
+        for way, figures in zip(("words -> picture", "picture -> words"), held_out(model, test), strict=True):
+            shown = "".join(f"{100 * figures[f'R@{k}']:8.1f}" for k in (1, 5, 10))
+            print(f"{name + ', ' + way:32}{shown}{figures['median_rank']:8.0f}")
+            if name == list(parts)[-1]:
+                shown = "".join(f"{100 * figures[f'chance@{k}']:8.1f}" for k in (1, 5, 10))
+                print(f"{'chance, ' + way:32}{shown}")
+    ratio = [b / a for a, b in zip(seconds["worldtokens"][2:], seconds["open_clip"][2:], strict=True)]
+    ratio = torch.tensor(ratio).quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
+    speed = {k: recipe.train.batch_size / torch.tensor(v).median().item() for k, v in seconds.items()}
+    print(
+        f"\ntraining step: {speed['worldtokens']:.0f} against {speed['open_clip']:.0f} samples/s, "
+        f"ratio {ratio[1]:.2f} (10 to 90 %: {ratio[0]:.2f} to {ratio[2]:.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()
