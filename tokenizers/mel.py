@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-BLOCK = 4096  # frames of 400 samples: about 6 MB at a time
+BLOCK = 8192  # frames of 400 samples: 13 MB; smaller ones cost more in starting threads than they save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LogMel:
         x = _blocks(spectrum, x)
         after = _after(counts, x)
         peak = x if after is None else x.masked_fill(after[..., None], -torch.inf)
-        x = (torch.maximum(x, peak.amax((1, 2), keepdim=True) - 8.0) + 4.0) / 4.0
+        x = torch.maximum(x, peak.amax((1, 2), keepdim=True) - 8.0).add_(4.0).div_(4.0)
         return x if after is None else x.masked_fill(after[..., None], self.blank)
 
 
