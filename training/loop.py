@@ -36,7 +36,7 @@ from worldtokens.tokenizers.base import Batch
 from worldtokens.training import checkpoint
 from worldtokens.training.data import Augment, Batches, Plan, mix, seed_all, stream
 from worldtokens.training.optim import Average, OptimSettings, make_optimizer, rate, update
-from worldtokens.training.settings import TrainReport, TrainSettings
+from worldtokens.training.settings import TrainReport, TrainSettings, autocast_type
 from worldtokens.training.show import Show, figures_text
 from worldtokens.training.tally import Speed, Tally
 
@@ -285,8 +285,8 @@ class _Run:
         return batch
 
     def _autocast(self) -> Any:
-        dtype = torch.float16 if self.set.precision == "fp16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype, enabled=self.set.precision != "fp32")
+        dtype = autocast_type(self.set.precision, self.device)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
     def _look(self, done: int, tally: Tally, show: Show, speed: Speed) -> None:
         """The one place that waits for the device: averages since the last look."""

@@ -6,7 +6,27 @@ import dataclasses
 import math
 from typing import Literal
 
+import torch
+
 from worldtokens.errors import InputError
+
+
+def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
+    """The type that a precision means on a device, or None for float32 throughout.
+
+    ``auto`` takes bfloat16 where the device multiplies it in hardware, and float32 elsewhere: a CPU without it
+    emulates bfloat16 and gets slower.
+    """
+    if precision == "auto":
+        if device.type == "cpu":
+            cpu = torch.backends.cpu.get_cpu_capability()
+            fast = getattr(torch.cpu, "_is_amx_tile_supported", bool)() or "AVX512_BF16" in cpu.upper()
+        elif device.type == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            fast = False
+        precision = "bf16" if fast else "fp32"
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +45,7 @@ class TrainSettings:
         seed: of the order, the draws and dropout.
         workers: processes that read ahead; 0 reads between steps.
         cache_mb: megabytes of read and decoded raws to keep in memory, over all workers.
-        precision: ``fp32``, or autocast to ``bf16`` or ``fp16``.
+        precision: ``fp32``; autocast to ``bf16`` or ``fp16``; or ``auto``, see `autocast_type`.
         device: ``auto`` takes an accelerator where there is one.
         resume: go on from `<out>/last`.
         overwrite: start anew in a folder that holds a run.
@@ -44,7 +64,7 @@ class TrainSettings:
     seed: int = 0
     workers: int = 0
     cache_mb: int = 0
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu"] = "auto"
     resume: bool = False
     overwrite: bool = False
@@ -62,8 +82,8 @@ class TrainSettings:
         for name in ("workers", "cache_mb"):
             if getattr(self, name) < 0:
                 raise InputError(f"train.{name} is {getattr(self, name)}, expected 0 or more")
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise InputError(f"train.precision is {self.precision!r}, expected fp32, bf16 or fp16")
+        if self.precision not in ("auto", "fp32", "bf16", "fp16"):
+            raise InputError(f"train.precision is {self.precision!r}, expected auto, fp32, bf16 or fp16")
 
 
 @dataclasses.dataclass
