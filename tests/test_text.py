@@ -152,9 +152,16 @@ def test_random_text_is_mended_as_ftfy_does():
     hard = [c for c in map(chr, range(0x80, 0x2600)) if c in classes]
     tame = [c for c in map(chr, range(0x20, 0x600)) if not clip_text._unsafe(c)]
     for pool in (tame, hard + tame[:95], hard):
-        for _ in range(5000):
-            text = "".join(rng.choices(pool, k=rng.randint(2, 7)) + rng.choices(" -aÉéГ", k=2))
-            assert clip_text.clean(text) == _clean_lower(text), text
+        texts = [
+            "".join(rng.choices(pool, k=rng.randint(2, 7)) + rng.choices(" -aÉéГ’", k=3)) for _ in range(4000)
+        ]
+        texts = [
+            unicodedata.normalize("NFC", t) for t in texts
+        ]  # as a batch, so that the proof by table is tried
+        wanted = [_clean_lower(t) for t in texts]
+        for text, whole, want in zip(texts, clip_text.mend_all(texts), wanted, strict=True):
+            assert clip_text.clean(text) == want, text
+            assert " ".join(whole.split()).lower() == want, text
 
 
 def test_cut_text_keeps_its_end_and_says_so_once():

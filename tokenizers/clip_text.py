@@ -6,7 +6,7 @@ quick:
 
 - For most text the mending is the identity, and a look at its characters proves it (`mend`).
 - No piece crosses white space, so the ids of a text are those of its words, and words repeat (`Words`).
-- New words go to Rust in one call.
+- Only new pieces are encoded, by Rust.
 
 The cutting is left to the `regex` module and not to Rust, whose Unicode tables lack some 17,000 letters that
 `regex` knows (counted over all code points with tokenizers 0.23).
@@ -14,6 +14,7 @@ The cutting is left to the `regex` module and not to Rust, whose Unicode tables 
 
 from __future__ import annotations
 
+import functools
 import gzip
 import html
 import importlib.util
@@ -27,10 +28,10 @@ from pathlib import Path
 import ftfy
 import numpy as np
 import regex
-from ftfy.badness import is_bad
-
 import tokenizers
+from ftfy.badness import is_bad
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+
 from worldtokens.errors import InputError
 from worldtokens.tokenizers.vocabulary import byte_letters
 
@@ -40,6 +41,8 @@ PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
 MERGES = 49152 - 256 - 2  # the file lists more than CLIP uses
 
 _pieces = regex.compile(PATTERN, regex.IGNORECASE).findall
+
+_BETWEEN = "\0"  # stands between texts; no mended one holds it: ftfy removes it, and HTML can't write it
 
 # ---- mending ---------------------------------------------------------------------------------------------
 
@@ -56,16 +59,18 @@ _UNTOUCHED = bytes(b for b in range(0x80) if not re.match(f"[{_TOUCHED_ASCII}]",
 # patterns hinge on. What remains of those patterns needs a small letter before an accented capital, or hyphens.
 _SMALL = "ß-öø-ıĵķĸĺļľŀłńņňŋōŏőŕŗřśŝşšţťŧũūŭůűųŵŷźżžΐά-ώ\u0430-\u045f"
 _CAPITAL = "ÀÁÄ-ÍÏÑ-ÖÚ-Ý"
-_unsafe = re.compile(
-    f"[^\t\x20-\x25\x27-\x7e\xa0·–—…{_SMALL}{_CAPITAL}"
+_SAFE = (
+    f"\t\x20-\x25\x27-\x7e\xa0·–—…{_SMALL}{_CAPITAL}"
     "Έ-ΊΌΎΏΑ-ΡΣ-ΫЁЄІЇА-Я"
     "\u05d0-\u05ea\u0620-\u064a\u0660-\u0669\u06f0-\u06f9"
     "\u0901-\u0903\u0904-\u0939\u093e-\u094d\u0982\u0983\u0985-\u09b9\u09be-\u09cd\u0e01-\u0e3a\u0e40-\u0e4e"
     "\u1ea0-\u1ef9\u200d\u2600-\u27bf\u3001-\u3020\u3041-\u3096\u30a1-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
-    "\ufe0f\U0001f000-\U0001faff]"
-).search
+    "\ufe0f\U0001f000-\U0001faff"
+)
+_unsafe = re.compile(f"[^{_SAFE}]").search
 _capital_inside = re.compile(f"[{_SMALL}][{_CAPITAL}]").search
-_hyphen_between = re.compile("[ВГРСΒΓΞΟ]-[ВГРСΒΓΞΟ]").search
+_HINGES = "ВГРСΒΓΞΟ"
+_hyphen_between = re.compile(f"[{_HINGES}]-[{_HINGES}]").search
 
 # Characters that ftfy changes one by one, and line breaks, at which it starts anew. What is left of ftfy when none
 # of these is present: mojibake (`is_bad`) and normal form C.
@@ -105,6 +110,50 @@ def mend(text: str) -> str:
     return html.unescape(html.unescape(ftfy.fix_text(text)))
 
 
+def mend_all(texts: Sequence[str]) -> list[str]:
+    """`mend` for many texts: the wide proof is given for all of them at once, by table look-up."""
+    whole = _BETWEEN.join(texts)
+    # inside a lone surrogate nothing can be looked up
+    if len(texts) < 32 or not _written(whole) or not unicodedata.is_normalized("NFC", whole):
+        return [mend(t) for t in texts]
+    kind = _kinds()[np.frombuffer(whole.encode("utf-32-le"), np.uint32)]
+    ends = np.flatnonzero(kind == _END)
+    if len(ends) != len(texts) - 1:
+        return [mend(t) for t in texts]
+    bad = np.flatnonzero(kind == _OTHER)
+    inside = np.flatnonzero((kind[:-1] == _LOW) & (kind[1:] == _HIGH))
+    between = np.flatnonzero((kind[:-2] == _HINGE) & (kind[1:-1] == _HYPHEN) & (kind[2:] == _HINGE))
+    out = whole.replace("\u2019", "'").split(_BETWEEN)
+    for i in set(np.searchsorted(ends, np.concatenate([bad, inside, between])).tolist()):
+        out[i] = mend(texts[i])
+    return out
+
+
+_OTHER, _SAFE_KIND, _LOW, _HIGH, _HINGE, _HYPHEN, _END = range(7)
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """For every code point what part it takes in the wide proof."""
+    kinds = np.full(0x110000, _OTHER, np.uint8)
+    parts = ((_SAFE, _SAFE_KIND), (_SMALL, _LOW), (_CAPITAL, _HIGH), (_HINGES, _HINGE))
+    for characters, kind in (*parts, ("\\-", _HYPHEN), ("\u2019", _SAFE_KIND), (_BETWEEN, _END)):
+        for first, last in re.findall(
+            r"(\\?.)(?:-(.))?", characters, re.DOTALL
+        ):  # a regex's set, range by range
+            first = first[-1]
+            kinds[ord(first) : ord(last or first) + 1] = kind
+    return kinds
+
+
+def _written(text: str) -> bool:
+    try:
+        text.encode("utf-32-le")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def clean(text: str) -> str:
     """CLIP's cleaning: mended, one space for any white space, lower case."""
     return " ".join(mend(text).split()).lower()
@@ -116,11 +165,7 @@ def clean(text: str) -> str:
 def splitter() -> pre_tokenizers.PreTokenizer:
     """CLIP's cutting for a tokenizer.json, so that the file is whole for other programs too."""
     cut = pre_tokenizers.Split(Regex("(?i)" + PATTERN), "removed", invert=True)
-    return pre_tokenizers.Sequence([cut, _bytes()])
-
-
-def _bytes() -> pre_tokenizers.ByteLevel:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def vocabulary() -> tokenizers.Tokenizer:
@@ -157,8 +202,8 @@ def vocabulary() -> tokenizers.Tokenizer:
 
 
 HEAD, TAIL = -1, -2  # where a text begins and ends, while all ids of a batch are one array
+_LETTERS = byte_letters()
 _HEAD, _TAIL = (array("i", [mark]).tobytes() for mark in (HEAD, TAIL))
-_BETWEEN = "\0"  # no mended text holds it: ftfy removes it, and HTML can't write it
 
 
 class Words:
@@ -174,10 +219,9 @@ class Words:
     longest = 256  # characters; a longer "word" isn't kept
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, limit: int = 2**21) -> None:
-        # this one has no added tokens, so no text can spell a special one, and takes pieces as they are
-        self._bpe = tokenizers.Tokenizer(tokenizer.model)
-        self._bpe.pre_tokenizer = _bytes()
+        self._bpe = tokenizer.model  # knows no added tokens, so that no text can spell a special one
         self._limit = limit
+        _kinds()  # made now, so that the first text needn't wait
         names = (n.removesuffix(SUFFIX) for n in tokenizer.get_vocab() if n.endswith(SUFFIX))
         self._start = self._encode([n for n in names if n.isascii() and n.isalpha()])
         self._start[_BETWEEN] = _TAIL + _HEAD
@@ -214,7 +258,7 @@ class Words:
             and all_of_it.count(_BETWEEN) == len(texts) - 1
             and not all_of_it.encode().translate(None, _UNTOUCHED + b"\0")
         ):
-            all_of_it = joint.join([mend(t) for t in texts])
+            all_of_it = joint.join(mend_all(texts))
         words = all_of_it.lower().split()
         table = self._table
         try:
@@ -254,5 +298,9 @@ class Words:
         return table
 
     def _encode(self, pieces: list[str]) -> dict[str, bytes]:
-        found = self._bpe.encode_batch_fast(pieces, add_special_tokens=False)
-        return {p: array("i", e.ids).tobytes() for p, e in zip(pieces, found, strict=True)}
+        # one by one and straight to the model: for words, Rust's batch call spends more on threads than on work
+        encode, out = self._bpe.tokenize, {}
+        for piece in pieces:
+            found = encode(piece.encode().decode("latin-1").translate(_LETTERS))
+            out[piece] = array("i", [token.id for token in found]).tobytes()
+        return out

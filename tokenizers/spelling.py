@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Iterator
 
-from torch import Tensor
-
 import tokenizers
 from tokenizers import decoders
+from torch import Tensor
+
 from worldtokens.errors import InputError
 from worldtokens.tokenizers.vocabulary import byte_letters
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import tokenizers
 import torch
+from tokenizers import models
 from torch import Tensor, nn
 
-import tokenizers
-from tokenizers import models
 from worldtokens.errors import InputError
 from worldtokens.parts import write_whole
 from worldtokens.tokenizers import clip_text
@@ -216,7 +216,8 @@ class TextTokenizer(Tokenizer):
             special, end: as in `read`.
         """
         flat, lengths = self._flat(texts, context, special, end)
-        ids, at = flat.tolist(), [0, *np.cumsum(lengths).tolist()]
+        # the same few thousand int objects serve all rows: making new ones would cost as much as the rest
+        ids, at = self._numbers[flat].tolist(), [0, *np.cumsum(lengths).tolist()]
         return [ids[a:b] for a, b in pairwise(at)]
 
     def batch(self, texts: Sequence[str], *, context: int | None = None, special: bool = False) -> Batch:
@@ -308,7 +309,7 @@ class TextTokenizer(Tokenizer):
 
     def __getstate__(self) -> dict:
         # what is derived is made again; the Rust object forgets its one setting on the way
-        return {k: v for k, v in self.__dict__.items() if k not in ("_speller", "_marker")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_speller", "_marker", "_numbers")}
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
@@ -341,6 +342,10 @@ class TextTokenizer(Tokenizer):
                 f"context={length} or give shorter texts (said once)",
                 stacklevel=3,
             )
+
+    @functools.cached_property
+    def _numbers(self) -> np.ndarray:
+        return np.array(range(self.vocab_size), dtype=object)
 
     def _flat(
         self, texts: Sequence[str], context: int | None, special: bool, end: bool

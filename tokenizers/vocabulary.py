@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+
 from worldtokens.errors import InputError
 
 
