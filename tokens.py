@@ -45,29 +45,34 @@ class Layout:
         order: reading order inside a sample: ``"together"`` (one block number), ``"causal"`` (block rises by
             one with every token) or ``"any"`` (look at `Tokens.block`).
         origin: after `Tokens.pack`, the place that each sample (counted row by row) had before.
+
+    `single` tells that no row holds more than one sample, `uniform` is the length of every row's one sample where they
+    are equal, else -1. Both are found here, once: a compiled region that reads them isn't compiled again for other
+    lengths.
     """
 
     lengths: tuple[tuple[int, ...], ...]
     order: str = "any"
     origin: tuple[int, ...] | None = None
+    single: bool = dataclasses.field(init=False, repr=False, compare=False)
+    uniform: int = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.order not in ("together", "causal", "any"):
             raise ValueError(f"order is {self.order!r}, expected 'together', 'causal' or 'any'")
+        first = self.lengths[0] if self.lengths else ()
+        alike = len(first) == 1 and all(row == first for row in self.lengths)
+        object.__setattr__(self, "single", all(len(row) <= 1 for row in self.lengths))
+        object.__setattr__(self, "uniform", first[0] if alike else -1)
 
     @classmethod
     def simple(cls, lengths: Iterable[int], order: str = "any") -> Layout:
         """One sample a row, of the given lengths."""
         return cls(tuple((int(n),) if n else () for n in lengths), order)
 
-    @property
-    def single(self) -> bool:
-        """True when no row holds more than one sample."""
-        return all(len(row) <= 1 for row in self.lengths)
-
     def full(self, n: int) -> bool:
         """True when every row is one sample of all n tokens."""
-        return all(len(row) == 1 and row[0] == n for row in self.lengths)
+        return self.uniform == n
 
     @property
     def samples(self) -> int:

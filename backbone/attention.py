@@ -9,8 +9,14 @@
              on together, so that neither attention nor the linear layers see a padded place
     dense    anything else: the mask of `worldtokens.tokens.visible`
 
-All give the same numbers at valid tokens; tests hold them against `dense`.
-Shapes: B rows, N tokens, H heads, E = dim / heads, T = all valid tokens.
+Cross-attention has the same ways but `causal`; its groups hold the samples whose queries and whose contexts are of
+equal length. All give the same numbers at valid tokens; tests hold them against `dense`.
+
+Compiling: `torch.compile(trunk, dynamic=True)`, or the whole model, gives one graph for each way of reading and none
+for other lengths, because a plan then looks only at `Layout.single`, `uniform` and `order`; `groups`, whose sizes are
+numbers in the graph, isn't chosen.
+
+Shapes: B rows, N tokens, K tokens of a context, H heads, E = dim / heads, T = all valid tokens.
 """
 
 from __future__ import annotations
@@ -23,17 +29,24 @@ from torch import Tensor
 
 from worldtokens.tokens import Tokens, visible
 
+KINDS = ("full", "causal", "padded", "groups", "dense")
+
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
     """How one forward pass reads: made by `plan`, handed to every layer."""
 
     kind: str
-    mask: Tensor | None = None  # for SDPA: (B, 1, 1 | N, N) bool, True = reads
+    mask: Tensor | None = None  # for SDPA: (B | 1, 1, 1 | N, N | K) bool, True = reads
+    shape: tuple[int, int] = (0, 0)  # groups: the rows (B, N) that `gather` points into
     gather: Tensor | None = None  # groups: (T,) places in the flattened (B * N) rows
-    groups: tuple[tuple[int, int], ...] = ()  # groups: (samples, length of each)
+    groups: tuple[tuple[int, int], ...] = ()  # groups: (samples, queries of each)
     group_masks: tuple[Tensor | None, ...] = ()  # groups: (samples, 1, L, L) or None
+    keys: tuple[int, ...] | None = None  # groups of a context: keys of each sample; None: as many as queries
     causal: bool = False  # groups without masks: read left to right
+    blind: Tensor | None = None  # cross: (B | 1, 1 | N | T, 1) bool, True = has nothing to read
+    past: bool = False  # keys are all that a cache holds, not the tokens' own alone
+    cross: Reading | None = None  # how the context is read
 
     def enter(self, x: Tensor) -> Tensor:
         """(B, N, ...) -> (1, T, ...) for groups; otherwise x itself."""
@@ -41,72 +54,132 @@ class Reading:
             return x
         return x.reshape(-1, *x.shape[2:]).index_select(0, self.gather)[None]
 
-    def leave(self, x: Tensor, b: int, n: int) -> Tensor:
-        """(1, T, D) -> (B, N, D) with zeros at padding, for groups; otherwise x itself."""
+    def leave(self, x: Tensor) -> Tensor:
+        """(1, T, ...) -> (B, N, ...) with zeros at padding, for groups; otherwise x itself."""
         if self.gather is None:
             return x
-        out = x.new_zeros(b * n, x.shape[-1])
-        return out.index_copy(0, self.gather, x[0]).view(b, n, -1)
+        b, n = self.shape
+        out = x.new_zeros(b * n, *x.shape[2:])
+        return out.index_copy(0, self.gather, x[0]).unflatten(0, (b, n))
 
 
-def plan(tokens: Tokens, window: float | None = None, kind: str | None = None) -> Reading:
-    """Choose how to read these tokens without looking into a tensor.
+def plan(
+    tokens: Tokens, window: float | None = None, kind: str | None = None, context: Tokens | None = None
+) -> Reading:
+    """Choose how to read these tokens, and a context, without looking into a tensor of an accelerator.
 
     Args:
         tokens: (B, N, D).
         window: a token reads only those less than this far behind it in t.
-        kind: force one way (tests and benchmarks).
+        kind: force one way (tests and benchmarks); a context is then read the same way where it has that way.
+        context: (B, K, any) for cross-attention, read by segment alone.
     """
-    layout = tokens.layout
-    n = tokens.shape[1]
-    if kind is None:
-        kind = _choose(tokens, window)
-    if kind == "full":
-        return Reading("full")
-    if kind == "causal":
-        return Reading("causal")
+    known = [t for t in (tokens, context) if t is not None]
+    sortable = all(t.device.type == "cpu" and t.layout is not None for t in known)
+    sortable = sortable and not torch.compiler.is_compiling()
+    # tokens and context share one order of samples, so both go by groups or neither does
+    ragged = any(not t.layout.full(t.shape[1]) for t in known) if sortable and tokens.shape[1] else False
+    if kind == "groups" or (kind is None and ragged):
+        return _groups(tokens, window, context)
+    cross = None
+    if context is not None:
+        cross = plan_cross(tokens, context, kind if kind in ("padded", "dense") else None)
+    return dataclasses.replace(_self(tokens, window, kind or _choose(tokens, window)), cross=cross)
+
+
+def _self(tokens: Tokens, window: float | None, kind: str) -> Reading:
+    if kind in ("full", "causal"):
+        return Reading(kind)
     if kind == "padded":
         # a row with nothing valid reads its own zeros, so that its softmax stays finite
         some = tokens.valid.any(1, keepdim=True)
         return Reading("padded", mask=(tokens.valid | ~some)[:, None, None, :])
-    if kind == "groups":
-        return _groups(tokens, layout, n, window)
-    mask = visible(tokens, window=window)
-    # padding reads itself: its output is thrown away, but a softmax over nothing would be NaN
-    mask = mask | (~tokens.valid[:, :, None] & torch.eye(n, dtype=torch.bool, device=mask.device))
+    if kind != "dense":
+        raise ValueError(f"kind={kind!r}, expected one of {', '.join(KINDS)}")
+    # padding reads anything: its output is thrown away, but a softmax over nothing would be NaN
+    mask = visible(tokens, window=window) | ~tokens.valid[:, :, None]
     return Reading("dense", mask=mask[:, None])
 
 
 def _choose(tokens: Tokens, window: float | None) -> str:
     layout, n = tokens.layout, tokens.shape[1]
-    if layout is None or n == 0:
+    if layout is None or window is not None or layout.order == "any":
         return "dense"
-    if layout.full(n) and window is None and layout.order != "any":
-        return "full" if layout.order == "together" else "causal"
     if layout.full(n):
-        return "dense"
-    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-        return "groups"
-    if layout.single and window is None and layout.order != "any":
+        return "full" if layout.order == "together" else "causal"
+    if layout.single:
         return "padded" if layout.order == "together" else "causal"
     return "dense"
 
 
-def _groups(tokens: Tokens, layout, n: int, window: float | None) -> Reading:
-    starts: dict[int, list[int]] = {}
-    for row, lengths in enumerate(layout.lengths):
+def plan_cross(tokens: Tokens, context: Tokens, kind: str | None = None) -> Reading:
+    """How a context is read, without groups: no mask, a mask of its padding, or the dense rule.
+
+    Args:
+        tokens: (B, N, any) that read.
+        context: (B, K, any) that is read.
+        kind: force ``"full"``, ``"padded"`` or ``"dense"``.
+    """
+    a, b = tokens.layout, context.layout
+    if kind is None:
+        single = a is not None and b is not None and a.single and b.single
+        whole = single and b.full(context.shape[1]) and tokens.shape[1]
+        kind = "full" if whole else "padded" if single and tokens.shape[1] and context.shape[1] else "dense"
+    if kind == "dense":
+        mask = visible(tokens, context)
+        blind = ~mask.any(-1, keepdim=True)
+        return Reading("dense", mask=(mask | blind)[:, None], blind=blind)
+    # a row is one sample on both sides; the first place tells its number
+    apart = tokens.segment[:, :1] != context.segment[:, :1]  # (B, 1)
+    if kind == "full":
+        looks = tokens.device.type == "cpu" and not torch.compiler.is_compiling()  # costs nothing on a CPU
+        return Reading("full", blind=None if looks and not bool(apart.any()) else apart[..., None])
+    blind = apart | ~context.valid.any(1, keepdim=True)
+    return Reading("padded", mask=(context.valid | blind)[:, None, None, :], blind=blind[..., None])
+
+
+def _starts(tokens: Tokens) -> list[tuple[int, int, int]]:
+    """(row, place in the flattened rows, length) of every sample."""
+    found, n = [], tokens.shape[1]
+    for row, lengths in enumerate(tokens.layout.lengths):
         at = row * n
         for length in lengths:
-            if length:
-                starts.setdefault(length, []).append(at)
+            found.append((row, at, length))
             at += length
-    index, groups, masks = [], [], []
-    device = tokens.device
-    for length in sorted(starts):
-        first = torch.tensor(starts[length], device=device)
-        places = (first[:, None] + torch.arange(length, device=device)).flatten()
+    return found
+
+
+def _pairs(tokens: Tokens, context: Tokens | None) -> list[tuple[int, int, int, int]]:
+    """(queries, keys, first query's place, first key's place) of every sample, sorted: equal sizes lie together."""
+    reads = _starts(tokens)
+    if context is None:
+        return sorted((n, n, at, at) for _, at, n in reads if n)
+    there = {}
+    for t, samples, put in ((context, _starts(context), True), (tokens, reads, False)):
+        number = t.segment.flatten()[[at for _, at, n in samples if n]].tolist() if samples else []
+        keyed = zip(number, (s for s in samples if s[2]), strict=True)
+        if put:
+            there = {(row, seg): (at, n) for seg, (row, at, n) in keyed}
+        else:
+            pairs = [(n, at, *there.get((row, seg), (0, 0))) for seg, (row, at, n) in keyed]
+    return sorted((n, m, at, key_at) for n, at, key_at, m in pairs)
+
+
+def _places(starts: list[int], length: int, device: torch.device) -> Tensor:
+    return (torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)).flatten()
+
+
+def _groups(tokens: Tokens, window: float | None, context: Tokens | None) -> Reading:
+    device, layout = tokens.device, tokens.layout
+    own: dict[int, list[int]] = {}
+    other: dict[tuple[int, int], list[int]] = {}
+    for n, m, at, key_at in _pairs(tokens, context):
+        own.setdefault(n, []).append(at)
+        other.setdefault((n, m), []).append(key_at)
+    index, masks = [torch.zeros(0, dtype=torch.long, device=device)], []
+    for length, starts in own.items():
+        places = _places(starts, length, device)
         index.append(places)
-        groups.append((len(starts[length]), length))
         mask = None
         if layout.order == "any":
             block = tokens.block.flatten()[places].view(-1, length)
@@ -118,57 +191,64 @@ def _groups(tokens: Tokens, layout, n: int, window: float | None) -> Reading:
             near = t[:, :, None] - t[:, None, :] < window
             mask = near if mask is None else mask & near
         masks.append(mask if mask is None else mask[:, None])
-    gather = torch.cat(index) if index else torch.zeros(0, dtype=torch.long, device=device)
-    causal = layout.order == "causal" and window is None
-    return Reading("groups", None, gather, tuple(groups), tuple(masks), causal)
+    cross = None
+    if context is not None:
+        sizes = [(len(starts), n, m) for (n, m), starts in other.items()]
+        gather = [_places(starts, m, device) for (_, m), starts in other.items()]
+        blind = None
+        if any(m == 0 for _, _, m in sizes):
+            blind = torch.cat([torch.full((c * n,), m == 0, device=device) for c, n, m in sizes])[
+                None, :, None
+            ]
+        cross = Reading(
+            "groups",
+            shape=context.shape[:2],
+            gather=torch.cat([index[0], *gather]),
+            groups=tuple((c, n) for c, n, _ in sizes),
+            group_masks=(None,) * len(sizes),
+            keys=tuple(m for _, _, m in sizes),
+            blind=blind,
+        )
+    return Reading(
+        "groups",
+        shape=tokens.shape[:2],
+        gather=torch.cat(index),
+        groups=tuple((len(starts), length) for length, starts in own.items()),
+        group_masks=tuple(masks),
+        causal=layout.order == "causal" and window is None,
+        cross=cross,
+    )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, reading: Reading) -> Tensor:
     """softmax(q k^T / sqrt(E)) v under a reading.
 
     Args:
-        q: (B, N, H, E); k, v: (B, N, Hkv, E) with H a multiple of Hkv (grouped-query attention).
-            For groups, B = 1 and N = T.
+        q: (B, N, H, E); k, v: (B, K, Hkv, E) with H a multiple of Hkv (grouped-query attention).
+            For groups, B = 1 and N, K = T of either side.
 
     Returns:
         (B, N, H, E).
     """
-    if k.shape[2] != q.shape[2]:
-        k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
-        v = v.repeat_interleave(q.shape[2] // v.shape[2], dim=2)
     if reading.kind != "groups":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         return _sdpa(q, k, v, reading.mask, reading.kind == "causal").transpose(1, 2)
-    # split, not slices: the gradient of many slices would fill and add the whole row once for each
-    sizes = [count * length for count, length in reading.groups]
-    outs = []
-    for *part, (count, length), mask in zip(
-        *(t[0].split(sizes) for t in (q, k, v)), reading.groups, reading.group_masks, strict=True
-    ):
-        part = [t.unflatten(0, (count, length)).transpose(1, 2) for t in part]
-        outs.append(_sdpa(*part, mask, reading.causal).transpose(1, 2).flatten(0, 1))
+    outs, at, key_at = [], 0, 0
+    keys = reading.keys or [n for _, n in reading.groups]
+    for (count, n), m, mask in zip(reading.groups, keys, reading.group_masks, strict=True):
+        queries = q[0, at : at + count * n].unflatten(0, (count, n)).transpose(1, 2)
+        read = [t[0, key_at : key_at + count * m].unflatten(0, (count, m)).transpose(1, 2) for t in (k, v)]
+        out = _sdpa(queries, *read, mask, reading.causal) if m else torch.zeros_like(queries)
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+        at, key_at = at + count * n, key_at + count * m
     return (torch.cat(outs) if outs else q[0])[None]
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """SDPA over (B, H, N, E), but for training in half precision on a CPU.
-
-    There its kernel's backward pass took 3 to 10 times as long as two plain products at the lengths of pictures and
-    sentences (torch 2.14, 192 x 16 and 32 x 196 tokens of 3 heads of 64; docs/LOG.md), so those are used as long as
-    the weights of a head stay small.
-    """
-    plain = (
-        q.device.type == "cpu"
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and q.shape[-2] * k.shape[-2] <= 512 * 512
-        and torch.is_grad_enabled()
-        and q.requires_grad
-    )
-    if not plain:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-    score = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    if causal:
-        mask = torch.ones(score.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        score = score.masked_fill(~mask, -torch.inf)
-    return score.softmax(-1).to(v.dtype) @ v
+    """(B, H, N, E), (B, Hkv, K, E) -> (B, H, N, E)."""
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and mask is not None and q.is_cuda:
+        # of CUDA's kernels only the one that takes no mask knows grouped heads: repeated keys cost less than its stand-in
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        grouped = False
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)

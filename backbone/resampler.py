@@ -11,27 +11,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from worldtokens.backbone.attention import Reading, attend, plan
-from worldtokens.backbone.transformer import Block, TransformerConfig, make_norm
+from worldtokens.backbone.attention import Reading, plan
+from worldtokens.backbone.block import Block, CrossAttention
+from worldtokens.backbone.config import TransformerConfig, make_norm
 from worldtokens.parts import Part
-from worldtokens.tokens import Layout, Tokens, modality_id, visible
+from worldtokens.tokens import Layout, Tokens, modality_id
 
 
-class CrossAttention(nn.Module):
-    """Multi-head attention from one sequence to another."""
+class Read(CrossAttention):
+    """Cross-attention with a norm for each side."""
 
     def __init__(self, cfg: TransformerConfig, context_dim: int) -> None:
-        super().__init__()
-        self.heads = cfg.heads
+        super().__init__(cfg, context_dim)
         self.norm, self.context_norm = make_norm(cfg), make_norm(cfg, context_dim)
-        self.q, self.kv = nn.Linear(cfg.dim, cfg.dim), nn.Linear(context_dim, 2 * cfg.dim)
-        self.proj = nn.Linear(cfg.dim, cfg.dim)
 
     def forward(self, x: Tensor, context: Tensor, reading: Reading) -> Tensor:
         """(B, M, D) reads (B, N, context_dim) -> (B, M, D)."""
-        q = self.q(self.norm(x)).unflatten(-1, (self.heads, -1))  # (B, M, H, E)
-        k, v = self.kv(self.context_norm(context)).unflatten(-1, (2 * self.heads, -1)).chunk(2, 2)
-        return self.proj(attend(q, k, v, reading).flatten(2))
+        return super().forward(self.norm(x), self.context_norm(context), reading)
 
 
 class Resampler(Part):
@@ -60,7 +56,7 @@ class Resampler(Part):
         cfg = TransformerConfig(dim, depth, heads)
         self.dim, self.context_dim = dim, context_dim or dim
         self.latents = nn.Parameter(torch.empty(latents, dim))
-        self.reads = nn.ModuleList(CrossAttention(cfg, self.context_dim) for _ in range(depth))
+        self.reads = nn.ModuleList(Read(cfg, self.context_dim) for _ in range(depth))
         self.blocks = nn.ModuleList(Block(cfg, 0.0) for _ in range(depth))
         self.norm = make_norm(cfg)
         self.init_weights()
@@ -96,23 +92,16 @@ class Resampler(Part):
                 f"context_dim={tokens.dim}"
             )
         out = self._queries(tokens)
-        b, m, _ = out.shape
-        layout = tokens.layout
-        context, reading = tokens.x, Reading("full")
-        if layout is None or not layout.full(tokens.shape[1]):
-            context = context.masked_fill(~tokens.valid[..., None], 0)
-            mask = visible(out, tokens)
-            # padding reads anything at all, its answer is thrown away, but a softmax over nothing would be NaN
-            reading = Reading("dense", mask=(mask | ~out.valid[..., None])[:, None])
         if not tokens.shape[1]:
-            return out.replace(x=torch.zeros_like(out.x), layout=out.layout)
-        among = plan(out)
-        x = out.x
+            return out.replace(x=torch.zeros_like(out.x))
+        reading = plan(out, context=tokens)
+        context = tokens.x
+        if not (tokens.layout is not None and tokens.layout.full(tokens.shape[1])):
+            context = context.masked_fill(~tokens.valid[..., None], 0)
+        x, context = reading.enter(out.x), reading.cross.enter(context)
         for read, block in zip(self.reads, self.blocks, strict=True):
-            x = x + read(x, context, reading)
-            x = among.leave(block(among.enter(x), among, None), b, m)
-        x = self.norm(x).masked_fill(~out.valid[..., None], 0)
-        return out.replace(x=x)
+            x = block(x + read(x, context, reading.cross), reading, None)
+        return out.replace(x=reading.leave(self.norm(x)).masked_fill(~out.valid[..., None], 0))
 
     def _queries(self, tokens: Tokens) -> Tokens:
         """The latents as Tokens, before they have read anything."""
