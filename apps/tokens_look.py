@@ -36,12 +36,16 @@ AXES = {"points": "zyx", "views": ("view", "y", "x"), "series": ("patch", "chann
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A piece of a text: what it spells, its id, and whether a word ends behind it."""
+    """A piece of a text: what it spells, its id, and whether a word ends behind it.
+
+    `part` says that it holds a part of a character, so that `text` are its bytes: ``<F0 9F>``.
+    """
 
     text: str
     id: int
     ends: bool
     special: bool = False
+    part: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +234,7 @@ def text_ids(tokenizer: Any, text: str) -> Tensor:
 
 
 def pieces_of(tokenizer: Any, ids: Sequence[int]) -> tuple[Piece, ...]:
-    """Ids -> their pieces. A piece that holds a part of a character spells its bytes, as ``<F0 9F>``."""
+    """Ids -> their pieces."""
     from worldtokens.tokenizers.vocabulary import byte_letters
 
     letters = {c: b for b, c in byte_letters().items()}
@@ -244,13 +248,14 @@ def pieces_of(tokenizer: Any, ids: Sequence[int]) -> tuple[Piece, ...]:
             or texts[at + 1][:1].isspace()
             or (both != text + texts[at + 1] and both.startswith(text + " "))
         )
-        if "\ufffd" in text:
+        part = "\ufffd" in text
+        if part:
             raw = bytes(
                 letters[c] for c in tokenizer._rust.id_to_token(i).removesuffix("</w>") if c in letters
             )
             text = f"<{raw.hex(' ').upper()}>" if raw else text
         special = not tokenizer.decode([i])
-        out.append(Piece(text, i, ends or special, special))
+        out.append(Piece(text, i, ends or special, special, part))
     return tuple(out)
 
 
@@ -264,7 +269,7 @@ def _source(kind: str, raw: Tensor, source: str, t: Any) -> str:
     if kind == "points":
         return f"{len(raw):,} points"
     if kind == "views":
-        return f"{len(raw)} views {t.size[1]} x {t.size[0]}"
+        return f"{len(raw)} view{'s' * (len(raw) != 1)} {t.size[1]} x {t.size[0]}"
     if kind == "series":
         return f"{raw.shape[1]:,} steps of {len(raw)}"
     whole = len(t.encode_batch([source], context=4 * len(source) + 8)[0])

@@ -265,7 +265,9 @@ def draw_clip(panel: Panel, s: Seen) -> str:
         panel.area.text(left / panel.width, 1 - y / panel.height, label, size=8, color=PALE, va="top")
     some = f" ({len(chosen)} of {s.grid[0]} steps shown)" if len(chosen) < s.grid[0] else ""
     if not video:
-        return f"{s.grid[0]} views of {rows} x {columns} patches, with their rays{some}"
+        return (
+            f"{s.grid[0]} view{'s' * (s.grid[0] != 1)} of {rows} x {columns} patches, with their rays{some}"
+        )
     return f"{s.grid[0]} x {rows} x {columns} tubelets of {pt} frames x {ph} x {pw} px{some}"
 
 
@@ -367,6 +369,8 @@ MOST_LINES = 14
 
 
 def _words(p: Piece) -> str:
+    if p.part:
+        return p.text
     text = "".join(c if c.isprintable() else {"\n": "⏎", "\t": "⇥"}.get(c, repr(c)[1:-1]) for c in p.text)
     return plain(text.replace(" ", "␣")) or "∅"
 

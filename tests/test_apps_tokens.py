@@ -90,7 +90,7 @@ def seen(source, *options, **given):
         ("clip.mp4", ["--fps", "2", "--size", "32"], 4, (1, 2, 2), {"y": (0, 1), "x": (0, 1)}, None, "2 frames 32 x 32"),
         # 1 + (40 - 16) / 8 patches of each of the two channels beside the time
         ("load.csv", ["--time", "day"], 8, (4, 2), {"patch": (0, 3), "channel": (0, 1)}, None, "40 steps of 2"),
-        ("scene", ["--patch", "32", "--size", "64"], 4, (1, 2, 2), {"y": (0, 1), "x": (0, 1)}, None, "1 views 64 x 64"),
+        ("scene", ["--patch", "32", "--size", "64"], 4, (1, 2, 2), {"y": (0, 1), "x": (0, 1)}, None, "1 view 64 x 64"),
     ],
 )  # fmt: skip
 def test_what_a_file_becomes(files, name, options, count, grid, positions, seconds, source):
@@ -112,7 +112,7 @@ def test_pieces_spell_the_text(files):
     assert [p.special for p in s.pieces] == [True, *[False] * (s.count - 2), True]
     raw = b""
     for p in s.pieces[1:-1]:  # a part of a character is spelled as its bytes
-        raw += bytes.fromhex(p.text[1:-1]) if p.text.startswith("<") else p.text.encode()
+        raw += bytes.fromhex(p.text[1:-1]) if p.part else p.text.encode()
         raw += b" " * p.ends
     assert raw.decode().split() == ["strawberries", ",", "naïve", "猫", "🍎!"]
     assert spelled(s.pieces).startswith("<|startoftext|> | strawberries | , | na·")
