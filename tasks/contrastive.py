@@ -117,9 +117,11 @@ class CLIP(Task):
         found = self(batch)
         n, has = batch["weight"], batch["has"]
         losses, figures = [], {}
-        for a, b in itertools.combinations(found, 2):
-            pair = self._rows(found[a], found[b], has[a], has[b], n)
-            if pair is not None:
+        for a, b in itertools.combinations(self.columns, 2):
+            pair = self._rows(found.get(a), found.get(b), has.get(a), has.get(b), n)
+            # every process asks for every pair, also one that it has no row of: the others wait for it
+            pair = gather_rows(*pair)
+            if len(pair[0]):
                 losses.append(self._pair_loss(*pair))
                 figures[f"{a}-{b}"] = losses[-1].detach()
         if losses:
@@ -130,33 +132,34 @@ class CLIP(Task):
             figures = {}
         return {"loss": total, "scale": self.logit_scale.detach().exp(), **figures}
 
-    @staticmethod
     def _rows(
-        a: Tensor, b: Tensor, has_a: tuple[int, ...] | None, has_b: tuple[int, ...] | None, n: int
-    ) -> tuple[Tensor, Tensor] | None:
-        """The rows of two columns that both have, in step."""
+        self,
+        a: Tensor | None,
+        b: Tensor | None,
+        has_a: tuple[int, ...] | None,
+        has_b: tuple[int, ...] | None,
+        n: int,
+    ) -> tuple[Tensor, Tensor]:
+        """The rows of two columns that both have, in step; none where a column is missing."""
+        if a is None or b is None:
+            none = self.logit_scale.new_zeros(0, self.dim)
+            return none, none
         if has_a is None and has_b is None:
             return a, b
         place_a = {row: i for i, row in enumerate(range(n) if has_a is None else has_a)}
         place_b = {row: i for i, row in enumerate(range(n) if has_b is None else has_b)}
         both = [row for row in place_a if row in place_b]
-        if not both:
-            return None
-        pick_a = torch.tensor([place_a[r] for r in both], device=a.device)
-        pick_b = torch.tensor([place_b[r] for r in both], device=b.device)
+        pick_a = torch.tensor([place_a[r] for r in both], dtype=torch.long, device=a.device)
+        pick_b = torch.tensor([place_b[r] for r in both], dtype=torch.long, device=b.device)
         return a[pick_a], b[pick_b]
 
     def _pair_loss(self, a: Tensor, b: Tensor) -> Tensor:
         from open_clip.loss import ClipLoss, SigLipLoss
 
-        rank, world = 0, 1
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         scale = self.logit_scale.exp()
         if self.loss_kind == "siglip":
-            return SigLipLoss(rank=rank, world_size=world)(a, b, scale, self.logit_bias)
-        # every rank sees all rows, with gradients through the gathering: equal to one process
-        return ClipLoss(gather_with_grad=True, rank=rank, world_size=world)(a, b, scale)
+            return SigLipLoss()(a, b, scale, self.logit_bias)
+        return ClipLoss()(a, b, scale)
 
     # ---- what a person asks ------------------------------------------------------------------------------
 
@@ -282,6 +285,39 @@ class CLIP(Task):
             raise InputError(f"no row has two of this model's columns {self.columns}")
         tens = [v for k, v in out.items() if k.endswith("/R@10")]
         return out | {"mean/R@10": sum(tens) / len(tens)}
+
+
+def gather_rows(*columns: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all processes, in the order of their ranks, with gradients back to each; they may differ in number.
+
+    Every process then has the loss of the whole batch, as one process would: DDP's mean over equal losses is right.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return columns
+    world = torch.distributed.get_world_size()
+    if world == 1:
+        return columns
+    mine = torch.tensor([len(columns[0])], device=columns[0].device)
+    counts = [torch.empty_like(mine) for _ in range(world)]
+    torch.distributed.all_gather(counts, mine)
+    counts = [int(c) for c in counts]
+    return tuple(_Gather.apply(c, counts, torch.distributed.get_rank()) for c in columns)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, counts: list[int], rank: int) -> Tensor:
+        ctx.first, ctx.count = sum(counts[:rank]), counts[rank]
+        padded = F.pad(x, (0, 0, 0, max(counts) - len(x))).contiguous()
+        parts = [torch.empty_like(padded) for _ in counts]
+        torch.distributed.all_gather(parts, padded)
+        return torch.cat([p[:c] for p, c in zip(parts, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad.contiguous().clone()
+        torch.distributed.all_reduce(grad)
+        return grad[ctx.first : ctx.first + ctx.count], None, None
 
 
 def _only(vectors: Tensor, ids: list[int], keep: set[int]) -> tuple[Tensor, list[int]]:
