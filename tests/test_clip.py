@@ -266,14 +266,14 @@ def uneven():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_two_processes_with_uneven_pairs_equal_one(tmp_path, kind):
-    """Max abs difference of a gradient below 1e-5, where processes hold three and one pair."""
+    """Max abs difference of a gradient below 1e-5 of its largest value (of 1 where that is smaller), where processes hold three and one pair."""
     both = [subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path), kind]) for rank in (0, 1)]
     assert [p.wait(300) for p in both] == [0, 0]
     got = torch.load(tmp_path / "grads.pt")
     model = make(loss=kind)
     model.loss(batch_of(model, uneven()))["loss"].backward()
     for name, p in model.named_parameters():
-        assert (got[name] - p.grad).abs().max() < 1e-5, name
+        assert (got[name] - p.grad).abs().max() < 1e-5 * p.grad.abs().max().clamp(min=1), name
 
 
 if __name__ == "__main__":
