@@ -23,6 +23,7 @@ _HOME = {
     "OptimSettings": "training.optim",
     "Part": "parts",
     "PointTokenizer": "tokenizers.points",
+    "Recurrent": "backbone.recurrent",
     "Reduced": "tokenizers.reduce",
     "Resampler": "backbone.resampler",
     "SeriesTokenizer": "tokenizers.series",
@@ -33,10 +34,11 @@ _HOME = {
     "TrainReport": "training.settings",
     "TrainSettings": "training.settings",
     "Transformer": "backbone.transformer",
-    "TransformerConfig": "backbone.transformer",
+    "TransformerConfig": "backbone.config",
     "VectorQuantizer": "tokenizers.quantize",
     "VideoTokenizer": "tokenizers.video",
     "ViewTokenizer": "tokenizers.views",
+    "attention_maps": "backbone.maps",
     "build": "parts",
     "load": "parts",
     "mask_tokens": "tokenizers.reduce",
@@ -69,8 +71,11 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from worldtokens.backbone.config import TransformerConfig
+    from worldtokens.backbone.maps import attention_maps
+    from worldtokens.backbone.recurrent import Recurrent
     from worldtokens.backbone.resampler import Resampler
-    from worldtokens.backbone.transformer import Transformer, TransformerConfig
+    from worldtokens.backbone.transformer import Transformer
     from worldtokens.data import samples
     from worldtokens.data.manifests import open_rows
     from worldtokens.errors import InputError

@@ -46,14 +46,15 @@ class Layout:
             one with every token) or ``"any"`` (look at `Tokens.block`).
         origin: after `Tokens.pack`, the place that each sample (counted row by row) had before.
 
-    `single` tells that no row holds more than one sample, `uniform` is the length of every row's one sample where they
-    are equal, else -1. Both are found here, once: a compiled region that reads them isn't compiled again for other
-    lengths.
+    `rows` is their number, `single` tells that no row holds more than one sample, `uniform` is the length of every row's
+    one sample where they are equal, else -1. All are found here, once: a compiled region that reads them isn't compiled
+    again for other lengths.
     """
 
     lengths: tuple[tuple[int, ...], ...]
     order: str = "any"
     origin: tuple[int, ...] | None = None
+    rows: int = dataclasses.field(init=False, repr=False, compare=False)
     single: bool = dataclasses.field(init=False, repr=False, compare=False)
     uniform: int = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -62,6 +63,7 @@ class Layout:
             raise ValueError(f"order is {self.order!r}, expected 'together', 'causal' or 'any'")
         first = self.lengths[0] if self.lengths else ()
         alike = len(first) == 1 and all(row == first for row in self.lengths)
+        object.__setattr__(self, "rows", len(self.lengths))
         object.__setattr__(self, "single", all(len(row) <= 1 for row in self.lengths))
         object.__setattr__(self, "uniform", first[0] if alike else -1)
 
@@ -146,8 +148,8 @@ class Tokens:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {(b, n)} as x has")
         if self.pos.shape != (b, n, 3):
             raise ValueError(f"pos has shape {tuple(self.pos.shape)}, expected {(b, n, 3)}: (t, y, x)")
-        if self.layout is not None and len(self.layout.lengths) != b:
-            raise ValueError(f"layout tells of {len(self.layout.lengths)} rows, x has {b}")
+        if self.layout is not None and self.layout.rows != b:
+            raise ValueError(f"layout tells of {self.layout.rows} rows, x has {b}")
 
     # ---- small views -------------------------------------------------------------------------------------
 

@@ -49,7 +49,8 @@ class Strip:
             # written in place, a gradient's history would be overwritten
             self.room = torch.cat((self.value, new), 1) if self.length else new
         else:
-            if self.room is None or end > self.room.shape[1]:
+            frozen = self.length and self.room.is_inference() and not torch.is_inference_mode_enabled()
+            if self.room is None or end > self.room.shape[1] or frozen:
                 room = new.new_empty(new.shape[0], self.most or max(end, 2 * self.length, 16), *new.shape[2:])
                 if self.length:
                     room[:, : self.length] = self.value
@@ -60,12 +61,9 @@ class Strip:
 
     def select(self, rows: Tensor) -> None:
         if self.room is not None:
-            held, length = self.value.index_select(0, rows), self.length
-            if len(rows) == self.room.shape[0] and not held.requires_grad:
-                self.room[:, :length] = held
-            else:
-                self.room, self.length = None, 0
-                self.append(held)
+            held = self.value.index_select(0, rows)
+            self.room, self.length = None, 0
+            self.append(held)
 
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -82,6 +80,16 @@ class LayerCache:
     def __init__(self, most: int | None) -> None:
         self.k, self.v = Strip(most), Strip(most)
         self.context: tuple[Tensor, Tensor] | None = None
+
+
+def row_ends(valid: Tensor, block: Tensor, t: Tensor, segment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, L) each -> each row's next block and next t, and the segment of its last valid token; 0 in rows with none."""
+    none = ~valid.any(1)
+    next_block = block.masked_fill(~valid, torch.iinfo(torch.int32).min).amax(1) + 1
+    next_t = t.masked_fill(~valid, -torch.inf).amax(1).floor() + 1
+    last = torch.arange(valid.shape[1], device=valid.device).masked_fill(~valid, 0).amax(1, keepdim=True)
+    ends = next_block, next_t, segment.gather(1, last)[:, 0]
+    return tuple(e.masked_fill(none, 0) for e in ends)
 
 
 class Memory:
@@ -158,18 +166,9 @@ class Cache(Memory):
         self._given: Tokens | None = None
 
     def ends(self) -> tuple[Tensor, Tensor, Tensor]:
-        valid, segment = self.valid.value, self.segment.value
         if self.whole:
-            return self.block.value.amax(1) + 1, self.t.value.amax(1).floor() + 1, segment[:, -1]
-        none = ~valid.any(1)
-        block = self.block.value.masked_fill(~valid, torch.iinfo(torch.int32).min).amax(1) + 1
-        t = self.t.value.masked_fill(~valid, -torch.inf).amax(1).floor() + 1
-        last = torch.arange(self.length, device=valid.device).masked_fill(~valid, 0).amax(1, keepdim=True)
-        return (
-            block.masked_fill(none, 0),
-            t.masked_fill(none, 0),
-            segment.gather(1, last)[:, 0].masked_fill(none, 0),
-        )
+            return self.block.value.amax(1) + 1, self.t.value.amax(1).floor() + 1, self.segment.value[:, -1]
+        return row_ends(self.valid.value, self.block.value, self.t.value, self.segment.value)
 
     def plan(self, tokens: Tokens, window: float | None = None, context: Tokens | None = None) -> Reading:
         """How these tokens read what is held, themselves and a context; they are held from now on.
@@ -227,11 +226,15 @@ class Cache(Memory):
             if tokens.layout.order == "causal":  # aligned at the lower right: the last token reads all
                 mask = torch.ones(n, held, dtype=torch.bool, device=tokens.device).tril(held - n)
                 return Reading("dense", mask=mask[None, None])
+        return Reading("dense", mask=(self.visible(tokens, window) | ~tokens.valid[:, :, None])[:, None])
+
+    def visible(self, tokens: Tokens, window: float | None = None) -> Tensor:
+        """The rule of visibility between some tokens and all that are held: (B, N, L) bool, True = reads."""
         mask = self.valid.value[:, None] & (tokens.segment[:, :, None] == self.segment.value[:, None])
         mask = mask & (self.block.value[:, None] <= tokens.block[:, :, None])
         if window is not None:
             mask = mask & (tokens.pos[:, :, None, 0] - self.t.value[:, None] < window)
-        return Reading("dense", mask=(mask | ~tokens.valid[:, :, None])[:, None])
+        return mask
 
     def _strips(self) -> list[Strip]:
         own = [s for layer in self.layers for s in (layer.k, layer.v)]

@@ -286,3 +286,76 @@ def test_what_doesnt_fit_names_the_remedy(trunk):
         wt.Transformer(DIM, 1, HEADS, context_dim=8)
     with pytest.raises(ValueError, match="expected one of full"):
         trunk(tokens, context=context, kind="fast")
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("options", [{}, {"kv_heads": 1, "qk_norm": True, "window": 2, "rope": 1}])
+def test_attention_maps_are_the_plain_formula(known, options):
+    """The recorded weights give the block's output: weights times values, whatever way it was read in."""
+    torch.manual_seed(0)
+    trunk = randomised(wt.Transformer(DIM, 1, HEADS, cross=True, context_dim=WIDE, **options)).eval()
+    tokens, context = batch((4, 2, 3), order="causal"), batch((2, 5, 0), 50, dim=WIDE)
+    given = (tokens, context) if known else (tokens.replace(layout=None), context.replace(layout=None))
+    seen = {}
+    block = trunk.blocks[0]
+    handles = [
+        part.register_forward_hook(lambda m, a, out, name=name: seen.update({name: (a[0], a[2], out)}))
+        for name, part in (("own", block.attn), ("cross", block.cross))
+    ]
+    with wt.attention_maps(trunk) as maps:
+        out = trunk(given[0], context=given[1])
+        assert torch.equal(out.x, trunk(given[0], context=given[1]).x)
+    reading = plan(given[0], trunk.cfg.window, context=given[1])
+    own, cross = maps.own[0], maps.cross[0]
+    assert own.shape == (3, HEADS, 4, 4) and cross.shape == (3, HEADS, 4, 5)
+    x = reading.leave(seen["own"][0])
+    v = block.attn.queries_keys(x, None)[2].repeat_interleave(HEADS // block.attn.kv_heads, 2)
+    got = block.attn.proj(torch.einsum("bhnk,bkhe->bnhe", own, v).flatten(2))
+    close(got[tokens.valid], reading.leave(seen["own"][2])[tokens.valid])
+    v = block.cross.keys(context.x)[1].repeat_interleave(HEADS // block.cross.kv_heads, 2)
+    got = block.cross.proj(torch.einsum("bhnk,bkhe->bnhe", cross, v).flatten(2))
+    reads = tokens.valid & context.valid.any(1, keepdim=True)
+    close(got[reads], reading.leave(seen["cross"][2])[reads])
+    # zeros exactly where the rule shows nothing, and each token's weights sum to 1
+    for weights, rule in (
+        (own, wt.visible(tokens, window=trunk.cfg.window)),
+        (cross, wt.visible(tokens, context)),
+    ):
+        rule = rule & tokens.valid[..., None]
+        assert torch.equal(weights > 0, rule[:, None].expand_as(weights))
+        close(weights.sum(-1), rule.any(-1)[:, None].expand(-1, HEADS, -1).float())
+    for h in handles:
+        h.remove()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in trunk.modules())
+
+
+def test_a_words_map_over_a_picture_shows_the_patch_it_resembles():
+    trunk = wt.Transformer(DIM, 1, 1, cross=True)
+    cross = trunk.blocks[0].cross
+    with torch.no_grad():
+        for layer in (trunk.blocks[0].attn.proj, trunk.blocks[0].mlp.fc2, cross.proj):
+            layer.weight.zero_()
+        cross.q.weight.copy_(torch.eye(DIM))
+        cross.kv.weight.copy_(torch.eye(DIM).repeat(2, 1))
+    picture = batch((9, 9), 50)
+    picture = picture.replace(x=nn.functional.layer_norm(picture.x, (DIM,)))
+    patches = torch.tensor([[3, 0, 8], [1, 1, 5]])
+    words = wt.Tokens(picture.x.gather(1, patches[..., None].expand(-1, -1, DIM)))
+    with wt.attention_maps(trunk) as maps:
+        trunk(words, context=picture)
+    assert torch.equal(maps.cross[0][:, 0].argmax(-1), patches)
+
+
+def test_maps_of_cached_steps(trunk):
+    tokens, context = batch((3, 2), order="causal"), batch((2, 4), 50, dim=WIDE)
+    longer = wt.Tokens.cat(tokens, batch((1, 1), 90, "causal"), follow=True)
+    with torch.no_grad(), wt.attention_maps(trunk) as maps:
+        trunk(longer, context=context)
+        at_once = [[m[:, :, -1:] for m in side] for side in (maps.own, maps.cross)]
+        cache = trunk.cache(batch=2)
+        trunk(tokens, context=context, cache=cache)
+        trunk(cache.follow(batch((1, 1), 90, "causal")), cache=cache)
+        for want, got in zip(at_once, (maps.own, maps.cross), strict=True):
+            assert len(got) == 2
+            for a, b in zip(want, got, strict=True):
+                close(a, b)
