@@ -171,6 +171,8 @@ def _places(starts: list[int], length: int, device: torch.device) -> Tensor:
 
 def _groups(tokens: Tokens, window: float | None, context: Tokens | None) -> Reading:
     device, layout = tokens.device, tokens.layout
+    if layout is None or (context is not None and context.layout is None):
+        raise ValueError("kind='groups' needs tokens with a layout: tokens.measured() finds it")
     own: dict[int, list[int]] = {}
     other: dict[tuple[int, int], list[int]] = {}
     for n, m, at, key_at in _pairs(tokens, context):

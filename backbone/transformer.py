@@ -26,7 +26,8 @@ class Transformer(Part):
     """A stack of blocks over `Tokens`, whatever made them.
 
     Arguments are those of `TransformerConfig`. Padding may hold anything and gives zeros; a row with nothing
-    valid gives zeros.
+    valid gives zeros. ``torch.compile(trunk, dynamic=True)`` compiles once for all lengths and row counts (see
+    `backbone/attention.py`).
 
     Raises:
         ValueError: arguments don't fit together, or the tokens have another width.

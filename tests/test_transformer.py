@@ -4,11 +4,15 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import worldtokens as wt
 
 DIM, HEADS = 32, 4
+settings.register_profile("wt", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("wt")
 
 
 def randomise(module):
@@ -123,7 +127,7 @@ def plain_rope(pos, axes, theta=10000.0):
 )
 def test_block_equals_the_plain_formula(options):
     torch.manual_seed(0)
-    ours = randomise(wt.Transformer(DIM, 1, 2, **options)).eval()
+    ours = randomise(wt.Transformer(DIM, 1, HEADS, **options)).eval()
     t = tokens()
     pos = torch.randn(*t.shape[:2], 3).mul(5).round()
     t = t.replace(pos=pos)
@@ -321,6 +325,66 @@ def test_an_interrupted_save_keeps_the_last_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert torch.equal(wt.load(tmp_path).state_dict()["blocks.0.attn.qkv.weight"], before)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@given(
+    st.lists(st.integers(0, 7), min_size=1, max_size=6),
+    st.sampled_from(["together", "causal", "prefix"]),
+    st.sampled_from([None, 1, 3]),
+    st.booleans(),
+)
+def test_every_reading_equals_the_dense_rule_backward_too(ns, order, window, packed):
+    """Padded and packed rows, prefixes, windows, grouped heads: outputs and all gradients of the dense mask's."""
+    torch.manual_seed(0)
+    trunk = randomise(wt.Transformer(DIM, 2, HEADS, rope=1, kv_heads=2, window=window))
+    rows = [tokens((n,), "together" if order == "prefix" else order) for n in ns]
+    if order == "prefix":
+        rows = [wt.Tokens.cat(r, tokens((2,), "causal"), follow=True) for r in rows]
+    t = wt.pack(rows, 14) if packed else wt.Tokens.stack(rows)
+    runs = []
+    kinds = ["dense", None]
+    if t.layout is not None:  # cat forgets it after an empty part
+        kinds.append("groups")
+    if not packed and window is None and order != "prefix":
+        kinds.append("padded" if order == "together" else "causal")
+    for kind in kinds:
+        x = t.x.clone().requires_grad_()
+        out = trunk(t.replace(x=x), kind=kind).x
+        wanted = (x, *trunk.parameters())
+        runs.append((out, *torch.autograd.grad(out.square().sum(), wanted, materialize_grads=True)))
+    for run in runs[1:]:
+        for a, b in zip(run, runs[0], strict=True):
+            assert a.numel() == 0 or (a - b).abs().max() < 1e-5 * max(1.0, float(b.detach().abs().max()))
+
+
+def test_groups_need_a_layout():
+    with pytest.raises(ValueError, match=r"tokens\.measured\(\)"):
+        wt.Transformer(DIM, 1, HEADS)(tokens().replace(layout=None), kind="groups")
+
+
+def test_an_accelerator_is_never_waited_for():
+    """On the meta device a look into a tensor is an error: plans, contexts and cached steps do without."""
+    trunk = wt.Transformer(DIM, 2, HEADS, rope=1, kv_heads=2, cross=True, window=5).to("meta")
+    free = wt.Transformer(DIM, 1, HEADS).to("meta")
+    context = tokens((4, 2, 3)).to("meta")
+    for order in ("together", "causal"):
+        for t in (
+            tokens((5, 2, 3), order),
+            tokens((5, 5, 5), order),
+            tokens((5, 2, 3), order).replace(layout=None),
+        ):
+            t = t.to("meta")
+            assert trunk(t, context=context).shape == free(t).shape == t.shape
+            cache, plain = trunk.cache(batch=3), free.cache(batch=3, max_len=9)
+            trunk(t, context=context, cache=cache)
+            free(t, cache=plain)
+            for n in (1, 3):
+                step = tokens((n,) * 3, "causal").to("meta")
+                assert trunk(cache.follow(step), cache=cache).shape == (3, n, DIM)
+                free(plain.follow(step), cache=plain)
+            whole = t.layout is not None and t.layout.full(5)
+            assert cache.length == plain.length == 9 and plain.whole == whole
+            cache.select(torch.zeros(2, dtype=torch.long, device="meta"))
 
 
 def graphs(batches, backend="eager", **options):
