@@ -356,7 +356,7 @@ def pictures():
     return {s: tok.collate([tok.read(row["image"]) for row in rows])["pixels"] for s, rows in sides.items()}
 
 
-def trained(quantizer, pixels, steps=600, batch=32, rate=2e-3):
+def trained(quantizer, pixels, steps=1600, batch=16, rate=2e-3):
     """An autoencoder trained for `steps`, the rate rising over 50 of them and falling to nothing."""
     torch.manual_seed(0)
     tok = wt.DiscreteTokenizer(96, size=64, factor=8, width=96, depth=1, quantizer=quantizer)
@@ -411,7 +411,7 @@ def test_vq_pictures_beat_mean_colours(pictures):
 
 @pytest.mark.slow
 def test_a_language_model_learns_pictures_and_draws(fsq, pictures):
-    """Ids of held-out pictures: a causal trunk is at least 25 % below the counts of single ids, in nats a token."""
+    """Ids of held-out pictures, nats an id: a causal trunk is 15 % below counts of ids, and below counts by place."""
     torch.manual_seed(0)
     ids = {s: torch.cat([fsq.encode(p).flatten(1) for p in v.split(64)]) for s, v in pictures.items()}
     trunk, head = wt.Transformer(96, 3, 4), torch.nn.Linear(96, fsq.codebook_size)
@@ -429,10 +429,14 @@ def test_a_language_model_learns_pictures_and_draws(fsq, pictures):
         optimizer.step()
     counts = torch.bincount(ids["train"].flatten(), minlength=fsq.codebook_size) + 1.0
     single = F.cross_entropy(counts.log().expand(ids["test"].numel(), -1), ids["test"].flatten())
+    # each place's own counts, mixed with those of all places because 3,050 pictures are few for 64 tables
+    here = F.one_hot(ids["train"], fsq.codebook_size).float().mean(0)  # (N, K)
+    mixed = (0.7 * here + 0.3 * counts / counts.sum()).log()
+    placed = F.nll_loss(mixed.expand(len(ids["test"]), -1, -1).flatten(0, 1), ids["test"].flatten())
     with torch.no_grad():
         model = nats(ids["test"])
-        print(f"language model: {model:.3f} nats an id, single counts {single:.3f}")
-        assert model < 0.75 * single
+        print(f"language model: {model:.3f} nats an id, counts {single:.3f}, by place {placed:.3f}")
+        assert model < 0.85 * single and model < placed
         drawn = torch.zeros(4, 0, dtype=torch.long)
         for i in range(fsq.count):
             # a causal trunk: what stands behind place i doesn't matter
