@@ -43,24 +43,30 @@ class Reading:
     groups: tuple[tuple[int, int], ...] = ()  # groups: (samples, queries of each)
     group_masks: tuple[Tensor | None, ...] = ()  # groups: (samples, 1, L, L) or None
     keys: tuple[int, ...] | None = None  # groups of a context: keys of each sample; None: as many as queries
+    filler: int = 0  # groups: zero rows behind the T tokens, see `_filler`
     causal: bool = False  # groups without masks: read left to right
     blind: Tensor | None = None  # cross: (B | 1, 1 | N | T, 1) bool, True = has nothing to read
     past: bool = False  # keys are all that a cache holds, not the tokens' own alone
     cross: Reading | None = None  # how the context is read
 
     def enter(self, x: Tensor) -> Tensor:
-        """(B, N, ...) -> (1, T, ...) for groups; otherwise x itself."""
+        """(B, N, ...) -> (1, T + filler, ...) for groups; otherwise x itself."""
         if self.gather is None:
             return x
-        return x.reshape(-1, *x.shape[2:]).index_select(0, self.gather)[None]
+        x = x.reshape(-1, *x.shape[2:]).index_select(0, self.gather)
+        return self.fill(x)[None]
+
+    def fill(self, x: Tensor) -> Tensor:
+        """(T, ...) -> (T + filler, ...)"""
+        return F.pad(x, (0, 0) * (x.ndim - 1) + (0, self.filler)) if self.filler else x
 
     def leave(self, x: Tensor) -> Tensor:
-        """(1, T, ...) -> (B, N, ...) with zeros at padding, for groups; otherwise x itself."""
+        """(1, T + filler, ...) -> (B, N, ...) with zeros at padding, for groups; otherwise x itself."""
         if self.gather is None:
             return x
         b, n = self.shape
         out = x.new_zeros(b * n, *x.shape[2:])
-        return out.index_copy(0, self.gather, x[0]).unflatten(0, (b, n))
+        return out.index_copy(0, self.gather, x[0, : len(self.gather)]).unflatten(0, (b, n))
 
 
 def plan(
@@ -169,6 +175,16 @@ def _places(starts: list[int], length: int, device: torch.device) -> Tensor:
     return (torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)).flatten()
 
 
+def _filler(total: int) -> int:
+    """Rows to add so that batches have few different totals: up to 1/16 more.
+
+    For every shape that it hasn't met, oneDNN writes a matrix product's code anew, about 9 ms for one linear layer: as
+    much as the product itself takes (docs/LOG.md).
+    """
+    step = max(1, 1 << max(0, total.bit_length() - 5))
+    return -total % step
+
+
 def _groups(tokens: Tokens, window: float | None, context: Tokens | None) -> Reading:
     device, layout = tokens.device, tokens.layout
     if layout is None or (context is not None and context.layout is None):
@@ -211,10 +227,12 @@ def _groups(tokens: Tokens, window: float | None, context: Tokens | None) -> Rea
             keys=tuple(m for _, _, m in sizes),
             blind=blind,
         )
+    gather = torch.cat(index)
     return Reading(
         "groups",
         shape=tokens.shape[:2],
-        gather=torch.cat(index),
+        gather=gather,
+        filler=_filler(len(gather)) if context is None else 0,
         groups=tuple((len(starts), length) for length, starts in own.items()),
         group_masks=tuple(masks),
         causal=layout.order == "causal" and window is None,
@@ -235,22 +253,51 @@ def attend(q: Tensor, k: Tensor, v: Tensor, reading: Reading) -> Tensor:
     if reading.kind != "groups":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         return _sdpa(q, k, v, reading.mask, reading.kind == "causal").transpose(1, 2)
-    outs, at, key_at = [], 0, 0
+    # split, not slices: the gradient of many slices would fill and add the whole row once for each
     keys = reading.keys or [n for _, n in reading.groups]
-    for (count, n), m, mask in zip(reading.groups, keys, reading.group_masks, strict=True):
-        queries = q[0, at : at + count * n].unflatten(0, (count, n)).transpose(1, 2)
-        read = [t[0, key_at : key_at + count * m].unflatten(0, (count, m)).transpose(1, 2) for t in (k, v)]
-        out = _sdpa(queries, *read, mask, reading.causal) if m else torch.zeros_like(queries)
+    sizes = [count * n for count, n in reading.groups]
+    key_sizes = [count * m for (count, _), m in zip(reading.groups, keys, strict=True)]
+    rest = [reading.filler] if reading.filler else []
+    queries, (ks, vs) = q[0].split(sizes + rest), (t[0].split(key_sizes + rest) for t in (k, v))
+    outs = []
+    for (count, n), m, mask, *part in zip(
+        reading.groups, keys, reading.group_masks, queries, ks, vs, strict=False
+    ):
+        own, *read = (
+            t.unflatten(0, (count, x)).transpose(1, 2) for t, x in zip(part, (n, m, m), strict=True)
+        )
+        out = _sdpa(own, *read, mask, reading.causal, varied=True) if m else torch.zeros_like(own)
         outs.append(out.transpose(1, 2).flatten(0, 1))
-        at, key_at = at + count * n, key_at + count * m
-    return (torch.cat(outs) if outs else q[0])[None]
+    return reading.fill(torch.cat(outs) if outs else q[0])[None]
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """(B, H, N, E), (B, Hkv, K, E) -> (B, H, N, E)."""
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, varied: bool = False) -> Tensor:
+    """(B, H, N, E), (B, Hkv, K, E) -> (B, H, N, E).
+
+    Training in half precision on a CPU goes another way, since SDPA's backward pass takes 2 to 10 times as long there at
+    the lengths of pictures and sentences (torch 2.14; figures in docs/LOG.md): by two plain products, or, where sizes
+    differ from batch to batch (`varied`), in float32, whose kernel isn't written anew for each size.
+    """
     grouped = q.shape[1] != k.shape[1]
+    half = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
+    if half and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        if not varied and not grouped and q.shape[-2] * k.shape[-2] <= 512 * 512:
+            return _products(q, k, v, mask, causal)
+        if varied:
+            with torch.autocast("cpu", enabled=False):
+                return _sdpa(q.float(), k.float(), v.float(), mask, causal).to(q.dtype)
     if grouped and mask is not None and q.is_cuda:
         # of CUDA's kernels only the one that takes no mask knows grouped heads: repeated keys cost less than its stand-in
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         grouped = False
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+
+
+def _products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """SDPA as it is written on paper."""
+    score = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if causal:
+        mask = torch.ones(score.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        score = score.masked_fill(~mask, -torch.inf)
+    return score.softmax(-1).to(v.dtype) @ v

@@ -175,4 +175,4 @@ class Block(nn.Module):
         chosen = x.new_empty(samples).bernoulli_(keep) / keep
         parts = chosen.split([count for count, _ in reading.groups])
         each = [p.repeat_interleave(n) for p, (_, n) in zip(parts, reading.groups, strict=True)]
-        return x * torch.cat(each)[None, :, None]
+        return x * reading.fill(torch.cat(each)[:, None])[None]
