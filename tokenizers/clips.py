@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from worldtokens.errors import InputError
-from worldtokens.tokenizers.sound import open_media
+from worldtokens.tokenizers.sound import check_promise, open_media
 
 MAX_FRAME_PIXELS = 1 << 26  # twice 8K
 MAX_BYTES = 1 << 30  # of all frames of a clip
@@ -103,7 +103,9 @@ def read_clip(
         )
     container, file = open_media(source, name)
     try:
-        return _Film(container, name).take(sampling, size)
+        film = _Film(container, name)
+        check_promise(container, film.stream, file or source, name)
+        return film.take(sampling, size)
     except _BROKEN as e:
         if isinstance(e, InputError):
             raise

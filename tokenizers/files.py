@@ -42,7 +42,7 @@ def read_bytes(source: Any, kinds: Sequence[str]) -> tuple[str, bytes, str]:
         except FileNotFoundError as e:
             raise InputError(f"{name}: no such file") from e
         except (OSError, ValueError) as e:
-            raise InputError(f"{name!r}: can't be opened: {e}") from e
+            raise InputError(f"{name!r}: can't be opened: {getattr(e, 'strerror', None) or e}") from e
         named = True
     elif isinstance(source, bytes | bytearray | memoryview):
         name, data, named = f"<{len(source)} bytes>", bytes(source), False

@@ -275,13 +275,34 @@ def _promised_faces(data: bytes, kind: str, name: str) -> int | None:
     elif kind == "stl" and not (
         len(data) >= 84 and len(data) == 84 + 50 * int.from_bytes(data[80:84], "little")
     ):
+        if len(data) >= 84 and b"\0" in data:
+            n = int.from_bytes(data[80:84], "little")
+            raise InputError(f"{name}: promises {n:,} faces, which take {84 + 50 * n:,} bytes, and has {len(data):,}: it was "
+                             "cut short or is damaged")  # fmt: skip
         text = read_text(data, name).lower()
         return text.count("facet") - text.count("endfacet")  # as many begin as there must be
     elif kind == "ply":
         head = data[: data.find(b"end_header") + 1 or 4096]
         if b"ascii" in head:
-            read_text(data, name)
+            _check_ascii_ply(read_text(data, name), name)
     return None
+
+
+def _check_ascii_ply(text: str, name: str) -> None:
+    """Compare what a list says of its length with its line, which trimesh doesn't."""
+    header, _, body = text.partition("end_header")
+    lines = body.splitlines()[1:]
+    at = 0
+    for part in header.split("element ")[1:]:
+        words = part.split()
+        count = int(words[1])
+        if words[2:].count("property") == 1 and words[3] == "list":
+            for line in lines[at : at + max(count, 0)]:
+                values = line.split()
+                if values and int(values[0]) != len(values) - 1:
+                    raise InputError(f"{name}: a list of `{words[0]}` says {values[0][:20]} numbers and has "
+                                     f"{len(values) - 1}: it is damaged")  # fmt: skip
+        at += max(count, 0)
 
 
 def _check_ply(raw: dict, name: str) -> None:

@@ -67,7 +67,7 @@ def read_picture(
                 f"frame={frame} of a {type(source).__name__}: it holds one picture, pass the frame itself"
             )
         if isinstance(source, Image.Image):
-            return _guarded(lambda: _pixels(source, background), _name(source))
+            return _guarded(lambda: _pixels(source, background, _name(source)), _name(source))
         return _from_array(source, background)
     if not isinstance(frame, int) or frame < 0:
         raise InputError(f"{_name(source)}: frame is {frame!r}, expected 0 or more")
@@ -123,7 +123,7 @@ def _from_file(source: Any, frame: int, background: tuple[int, int, int], fit: F
             _check_size(im, name)
         elif fit is not None and im.format in ("JPEG", "MPO"):
             _draft(im, fit)
-        return _pixels(im, background)
+        return _pixels(im, background, name)
     finally:
         if stream is not source:
             stream.close()
@@ -150,7 +150,7 @@ def _open(source: Any) -> tuple[BinaryIO, str]:
             far = isinstance(source, str) and source.startswith(("http://", "https://", "s3://"))
             raise InputError(f"{name}: no such file" + ("; download it first and pass its path" * far)) from e
         except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
-            raise InputError(f"{name!r}: can't be opened: {e}") from e
+            raise InputError(f"{name!r}: can't be opened: {getattr(e, 'strerror', None) or e}") from e
         # a pipe or a device could block, or never end
         if not stat.S_ISREG(mode):
             raise InputError(
@@ -217,9 +217,8 @@ def _orientation(im: Image.Image) -> int:
 # ---- pixels --------------------------------------------------------------------------------------------------
 
 
-def _pixels(im: Image.Image, background: tuple[int, int, int]) -> Tensor:
+def _pixels(im: Image.Image, background: tuple[int, int, int], name: str) -> Tensor:
     """A PIL image in any mode -> RGB, upright, (3, H, W). Doesn't change `im`."""
-    name = _name(im)
     _check_size(im, name)
     im.load()
     orientation = _orientation(

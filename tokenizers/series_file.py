@@ -92,7 +92,7 @@ def _data(source: Any) -> tuple[bytes, str]:
         except FileNotFoundError as e:
             raise InputError(f"{name}: no such file") from e
         except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
-            raise InputError(f"{name!r}: can't be opened: {e}") from e
+            raise InputError(f"{name!r}: can't be opened: {getattr(e, 'strerror', None) or e}") from e
     name = str(getattr(source, "name", f"<{type(source).__name__}>"))
     try:
         data = source.read()

@@ -13,6 +13,7 @@ import functools
 import io
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -29,6 +30,9 @@ MAX_CHANNELS = 64
 MIN_RATE, MAX_RATE = 1_000, 768_000  # Hz
 MAX_SAMPLES = 1 << 27  # per channel; 47 minutes at 48 kHz, 2.3 hours at 16 kHz, half a gigabyte
 PEAK = 8.0  # a float wave above this isn't in [-1, 1] with some overshoot, it's in another scale
+
+ENDLESS = 0x7FFF0000  # sizes from here on are what programs write that don't know the length: sox, ffmpeg into a pipe
+SLACK = 64  # bytes: some programs count the header in
 
 # What a decoder may raise on a damaged file; av.FFmpegError covers most of it, the others come from PyAV itself.
 _BROKEN = (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError, RuntimeError)
@@ -199,9 +203,16 @@ def open_media(source: Any, name: str) -> tuple[av.container.InputContainer, Any
     file = None
     if isinstance(source, str | os.PathLike):
         try:
+            mode = os.stat(source).st_mode
+            if not stat.S_ISREG(mode):  # a pipe or a device could block, or never end
+                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+                raise InputError(f"{name}: is {kind}, expected a sound or clip")
             file = source = open(source, "rb")  # noqa: SIM115
+        except InputError:
+            raise
         except (OSError, ValueError) as e:  # ValueError: a NUL in the path
-            raise InputError(f"{name}: can't be opened ({e}); expected a file on this machine") from e
+            why = getattr(e, "strerror", None) or e  # an OSError in full would say the path again
+            raise InputError(f"{name}: can't be opened ({why}); expected a file on this machine") from e
     try:
         # "none" is no protocol's name: nested opens are refused, our own stream isn't a protocol
         options = {"protocol_whitelist": "none"}
@@ -209,7 +220,8 @@ def open_media(source: Any, name: str) -> tuple[av.container.InputContainer, Any
     except _BROKEN as e:
         if file is not None:
             file.close()
-        raise InputError(f"{name}: not a sound or clip that FFmpeg knows, or damaged ({e})") from e
+        why = getattr(e, "strerror", None) or e
+        raise InputError(f"{name}: not a sound or clip that FFmpeg knows, or damaged ({why})") from e
 
 
 def _from_file(source: Any, name: str, mono: bool, seconds: float | None) -> tuple[Tensor, int]:
@@ -234,6 +246,7 @@ def _from_file(source: Any, name: str, mono: bool, seconds: float | None) -> tup
             raise InputError(f"{name}: longer than {limit:,} samples; read a part of it with `seconds`")
         if total < limit:
             _check_whole(container, stream, name, total / rate)
+            check_promise(container, stream, file or source, name)
     finally:
         container.close()
         if file is not None:
@@ -298,6 +311,70 @@ def _to_float(data: np.ndarray, name: str) -> np.ndarray:
 
 # Containers whose header states the exact length; the others only estimate it.
 _EXACT = {"wav", "flac", "aiff", "w64", "caf", "au"}
+
+
+def check_promise(container: Any, stream: Any, file: Any, name: str) -> None:
+    """Refuse a file whose header places samples beyond its end: it was cut short.
+
+    WAV and AVI state the bytes to come, MP4 where each packet lies. FFmpeg reads the first two to where they end without a
+    word. Streams (MP3, MPEG-TS, a WAV written into a pipe) promise nothing and give what is there.
+
+    Args:
+        container, stream: of an open file; its place isn't moved.
+        file: the binary file under it; one that can't seek isn't checked.
+
+    Raises:
+        InputError: names both lengths, in bytes.
+    """
+    kind = container.format.name
+    if kind not in ("wav", "avi") and "mp4" not in kind:
+        return
+    try:
+        here = file.tell()
+        try:
+            end = file.seek(0, io.SEEK_END)
+            promised = _last_packet(stream) if "mp4" in kind else _riff_end(file)
+        finally:
+            file.seek(here)
+    except (AttributeError, OSError, ValueError):  # no seeking here
+        return
+    if promised > end + SLACK:
+        raise InputError(
+            f"{name}: cut short, its header promises {promised:,} bytes and {end:,} are there; get the whole file, or "
+            "write what there is anew, e.g. with ffmpeg"
+        )
+
+
+def _last_packet(stream: Any) -> int:
+    """The byte after the last packet that an MP4's index knows."""
+    entries = stream.index_entries
+    last = entries[len(entries) - 1] if len(entries) else None
+    return last.pos + last.size if last is not None else 0
+
+
+def _riff_end(file: Any) -> int:
+    """The byte after what a RIFF header promises: a WAV's samples, an AVI's list; 0 where it doesn't tell."""
+    file.seek(0)
+    head = file.read(12)
+    if head[8:12] == b"AVI ":
+        size = int.from_bytes(head[4:8], "little")
+        return 8 + size if size < ENDLESS else 0
+    if head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
+        return 0
+    at, long = 12, 0
+    for _ in range(1000):
+        file.seek(at)
+        chunk = file.read(24)
+        if len(chunk) < 8:
+            return 0
+        size = int.from_bytes(chunk[4:8], "little")
+        if chunk[:4] == b"ds64":
+            long = int.from_bytes(chunk[16:24], "little")
+        if chunk[:4] == b"data":
+            size = long if size == 0xFFFFFFFF else size
+            return at + 8 + size if size < ENDLESS or long else 0
+        at += 8 + size + size % 2
+    return 0
 
 
 def _check_whole(container: Any, stream: Any, name: str, found: float) -> None:

@@ -239,13 +239,14 @@ def _open_scene(source: Any) -> tuple[str, dict[str, Any], Path | None]:
         )
     path = Path(source)
     try:
-        if path.is_dir():
-            found = [path / n for n in ("cameras.json", "transforms.json") if (path / n).is_file()]
-            if not found:
-                raise InputError(f"{path}: holds neither cameras.json nor transforms.json")
-            path = found[0]
-    except ValueError as e:  # a NUL byte in the name
-        raise InputError(f"{str(path)!r}: can't be opened: {e}") from e
+        folder = path.is_dir()
+    except (OSError, ValueError) as e:  # a NUL byte in the name, or one too long
+        raise InputError(f"{str(path)!r}: can't be opened: {getattr(e, 'strerror', None) or e}") from e
+    if folder:
+        found = [path / n for n in ("cameras.json", "transforms.json") if (path / n).is_file()]
+        if not found:
+            raise InputError(f"{path}: holds neither cameras.json nor transforms.json")
+        path = found[0]
     name, data, _ = read_bytes(path, ("json",))
     try:
         given = json.loads(data)
@@ -384,12 +385,15 @@ def _inside(folder: Path, image: Any, name: str) -> Path:
         raise InputError(f"{name}: names a picture {repr(image)[:60]}, expected a file name")
     try:
         root, path = folder.resolve(), (folder / image).resolve()
-        if not path.is_relative_to(root):
-            raise InputError(
-                f"{name}: names {image!r}, which is outside of its folder; put the pictures beside it"
-            )
-        if not path.suffix or not path.is_file():
+        inside = path.is_relative_to(root)
+        if inside and not (path.suffix and path.is_file()):
             path = next((p for e in ENDINGS if (p := path.with_name(path.name + e)).is_file()), path)
     except (OSError, ValueError) as e:  # names with NUL bytes, or too long
-        raise InputError(f"{name}: names {image[:60]!r}, which can't be a file: {e}") from e
+        raise InputError(
+            f"{name}: names {image[:60]!r}, which can't be a file: {getattr(e, 'strerror', None) or e}"
+        ) from e
+    if not inside:
+        raise InputError(
+            f"{name}: names {image!r}, which is outside of its folder; put the pictures beside it"
+        )
     return path
