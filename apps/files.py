@@ -14,7 +14,8 @@ EXTENSIONS = {
     "image": ".jpg .jpeg .jpe .jfif .png .gif .webp .bmp .tif .tiff .ppm .pgm .avif .heic .tga",
     "audio": ".wav .flac .mp3 .ogg .oga .opus .m4a .aac .aif .aiff .wma",
     "video": ".mp4 .m4v .mov .mkv .webm .avi .mpg .mpeg .ts .ogv .wmv .3gp",
-    "points": ".obj .ply .off .stl .glb .gltf",
+    "points": ".obj .ply .off .stl .glb .gltf .xyz .pts .npz .npy",
+    "series": ".csv .tsv",
     "text": ".txt .md",
 }
 _MODALITY = {ext: modality for modality, exts in EXTENSIONS.items() for ext in exts.split()}

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from worldtokens.tokens import Tokens
 
 DIM = 48  # width of the tokens; shares evenly over the axes of all sin-cos positions
-MORE = {
-    ".csv": "series",
-    ".tsv": "series",
-    ".xyz": "points",
-    ".npz": "points",
-    ".npy": "points",
-    ".json": "views",
-}
 KINDS = ("text", "image", "audio", "video", "points", "views", "series")
 # what an axis of `pos` is called, by kind
 AXES = {"points": "zyx", "views": ("view", "y", "x"), "series": ("patch", "channel", "")}
@@ -171,7 +163,7 @@ def kind_of(path: str) -> str:
     if os.path.isdir(path):
         return "views"
     ending = os.path.splitext(path)[1].lower()
-    kind = modality_of(path) or MORE.get(ending)
+    kind = "views" if ending == ".json" else modality_of(path)
     if kind is None:
         raise InputError(f"the ending {ending!r} isn't known; say what it is with --as {'|'.join(KINDS)}")
     return kind
@@ -220,7 +212,7 @@ def read_text(path: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise InputError(
-            f"holds byte 0x{data[e.start]:02X} at {e.start}, which isn't UTF-8; save it as UTF-8"
+            f"{path}: holds byte 0x{data[e.start]:02X} at {e.start}, which isn't UTF-8; save it as UTF-8"
         ) from e
 
 
@@ -235,9 +227,6 @@ def text_ids(tokenizer: Any, text: str) -> Tensor:
 
 def pieces_of(tokenizer: Any, ids: Sequence[int]) -> tuple[Piece, ...]:
     """Ids -> their pieces."""
-    from worldtokens.tokenizers.vocabulary import byte_letters
-
-    letters = {c: b for b, c in byte_letters().items()}
     texts = [tokenizer.decode([i], special=True) for i in ids]
     out = []
     for at, (i, text) in enumerate(zip(ids, texts, strict=True)):
@@ -248,12 +237,10 @@ def pieces_of(tokenizer: Any, ids: Sequence[int]) -> tuple[Piece, ...]:
             or texts[at + 1][:1].isspace()
             or (both != text + texts[at + 1] and both.startswith(text + " "))
         )
-        part = "\ufffd" in text
+        raw = tokenizer.spell(i)
+        part = "\ufffd" in text and raw.decode("utf-8", "ignore").encode() != raw
         if part:
-            raw = bytes(
-                letters[c] for c in tokenizer._rust.id_to_token(i).removesuffix("</w>") if c in letters
-            )
-            text = f"<{raw.hex(' ').upper()}>" if raw else text
+            text = f"<{raw.hex(' ').upper()}>"
         special = not tokenizer.decode([i])
         out.append(Piece(text, i, ends or special, special, part))
     return tuple(out)

@@ -74,7 +74,7 @@ def open_rows(
         split: one side of `Rows.split`; None for all rows.
         languages: for named sets, whose captions.
         columns: our column name -> the file's, e.g. {"image": "filepath"}; a list of the file's columns for several
-            captions. Other columns keep their names.
+            captions. Other columns keep their names. A column for a front-end of your own is named here, {"row": "row"}.
         files: columns (our names) whose values are paths.
         encoding: of the text files. A byte-order mark is dropped.
         encoding_errors: "strict": a byte that doesn't decode is an error; "replace": it becomes U+FFFD and the line

@@ -23,7 +23,7 @@ ENDINGS = {
     "image": "jpg jpeg jpe png webp gif bmp tif tiff avif",
     "audio": "wav flac ogg oga mp3 m4a opus aac",
     "video": "mp4 mkv webm avi mov m4v mpg mpeg",
-    "points": "ply obj off stl glb",
+    "points": "ply obj off stl glb gltf xyz",
 }
 KIND = {"." + ending: column for column, endings in ENDINGS.items() for ending in endings.split()}
 TABLES = {".csv": None, ".tsv": "\t", ".tab": "\t"}
@@ -175,7 +175,8 @@ def _header(names: list[str], where: str, reading: Reading) -> list[str]:
     if not asked and not set(names) & {*KNOWN, "file_name", *reading.files}:
         raise InputError(
             f"{where}: found columns {', '.join(names)}; expected one or more of {', '.join(KNOWN)}. Rename with "
-            f'columns={{"image": "{names[0]}", ...}}, or name the columns with header=[...] if this line is a row'
+            f'columns={{"image": "{names[0]}", ...}} (columns={{"{names[0]}": "{names[0]}"}} for a front-end of your own), '
+            "or name the columns with header=[...] if this line is a row"
         )
     return names
 
@@ -188,7 +189,7 @@ def read_json_lines(path: Path, reading: Reading) -> Iterator[dict]:
         elif text.strip():
             try:
                 row = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 reading.bad(f"{where}: not JSON: {error}. Expected one object a line")
                 continue
             if isinstance(row, dict):
@@ -223,9 +224,11 @@ def _finished(row: dict, where: str, manifest: Path, reading: Reading) -> Iterat
             return
     if isinstance(out.get("text"), str):
         out["text"] = out["text"].strip()
+    first = next(iter(row), "path")
     if not any(key in out for key in (*KNOWN[:-2], *reading.files, *reading.columns)):
         reading.bad(
-            f"{where}: found {', '.join(row) or 'nothing'}, expected one or more of {', '.join(KNOWN)}"
+            f"{where}: found {', '.join(row) or 'nothing'}, expected one or more of {', '.join(KNOWN)}. Rename with "
+            f'columns={{"image": "{first}"}}; for a front-end of your own, columns={{"{first}": "{first}"}}'
         )
         return
     first = next((several(out[key])[0] for key in reading.files if key in out), where.rpartition(" ")[2])
@@ -239,8 +242,12 @@ def _finished(row: dict, where: str, manifest: Path, reading: Reading) -> Iterat
                     f"{where}: column {key!r} holds the address {value}, expected a file. Download it first"
                 )
                 return
-            place = manifest.parent / Path(value.strip()).expanduser()
-            if reading.check and not place.is_file():
+            try:
+                place = manifest.parent / Path(value.strip()).expanduser()
+                there = not reading.check or place.is_file()
+            except (OSError, RuntimeError, ValueError):  # too long a name, a user who isn't, a NUL byte
+                place, there = Path(value[:200]), False
+            if not there:
                 reading.bad(f"{where}: no file {place}. Paths are relative to the manifest; correct it")
                 return
             paths.append(str(place))

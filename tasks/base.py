@@ -41,7 +41,7 @@ class Task(Part):
 
         Args:
             row: values by column. A list (several captions of one picture) means: draw one with `rng`, or
-                take the first without it.
+                take the first without it. A tuple is one value, such as a sound's (wave, rate).
             rng: given in training.
             augment: by column, what to do with a raw tensor in training.
 
@@ -51,7 +51,7 @@ class Task(Part):
         raws = {}
         for name, tokenizer in self.tokenizers.items():
             value = row.get(name)
-            if isinstance(value, list | tuple):
+            if isinstance(value, list):
                 if not value:
                     continue
                 value = rng.choice(value) if rng is not None else value[0]

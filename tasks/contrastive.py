@@ -267,7 +267,7 @@ class CLIP(Task):
             sources, owner = [], []
             for i, row in enumerate(rows):
                 value = row.get(name)
-                values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+                values = value if isinstance(value, list) else [] if value is None else [value]
                 sources += values
                 owner += [i] * len(values)
             if sources:

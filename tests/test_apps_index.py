@@ -568,3 +568,13 @@ def test_a_picture_given_as_bytes_in_memory_is_the_file(folder, model):
     data = BytesIO((folder / "red.png").read_bytes())
     direct = model.embed("image", [data])[0].numpy()
     assert np.abs(np.float32(row["vector"]) - direct).max() < 1e-6
+
+
+def test_a_file_is_of_the_kind_whose_front_end_takes_its_ending():
+    from worldtokens.apps.files import modality_of
+    from worldtokens.tokenizers.meshes import KINDS
+
+    taken = {kind: modality_of(f"a.{kind.upper()}") for kind in KINDS}
+    # what could as well be a text or a table is taken for that
+    assert {k for k, m in taken.items() if m != "points"} == {"txt", "csv"}
+    assert modality_of("load.csv") == modality_of("load.tsv") == "series"

@@ -278,3 +278,16 @@ def test_two_processes_with_uneven_pairs_equal_one(tmp_path, kind):
 
 if __name__ == "__main__":
     _one_of_two(int(sys.argv[1]), *sys.argv[2:])
+
+
+def test_a_tuple_is_one_value_and_a_list_several():
+    """(wave, rate) is how a sound is given: reading a row and evaluating leave it whole, in a list too."""
+    ear = wt.AudioTokenizer(48, positions="sincos", width=48)
+    text = wt.TextTokenizer.clip(dim=48, context=16)
+    model = wt.CLIP({"audio": ear, "text": text}, wt.Transformer(dim=48, depth=1, heads=2), dim=16)
+    waves = [torch.sin(torch.arange(4000) * f) for f in (0.1, 0.2, 0.3)]
+    rows = [{"audio": (w, 16000), "text": "a"} for w in waves]
+    assert torch.equal(model.read(rows[0])["audio"], ear.read(waves[0], 16000))
+    several = {"audio": [(waves[1], 16000), (waves[2], 16000)], "text": "b"}
+    assert torch.equal(model.read(several)["audio"], ear.read(waves[1], 16000))
+    assert model.evaluate([rows[0], several])["text_to_audio/R@10"] == 1.0

@@ -252,3 +252,16 @@ def test_written_folder_reads_back(tmp_path):
     for row, path in zip(rows, paths, strict=True):
         assert path.read_bytes() == row["image"]
         assert again[path.name]["text"] == (row["text"] if len(row["text"]) > 1 else row["text"][0])
+
+
+def test_columns_of_a_front_end_that_isnt_built_in(place):
+    """Naming them through columns= is enough; without that the complaint tells how."""
+    root = place(t_DOT_jsonl='{"row": {"age": 31}}\n', t_DOT_csv="notes,tempo\nc d e,120\n")
+    assert open_rows(root / "t.jsonl", columns={"row": "row"})[0]["row"] == {"age": 31}
+    assert open_rows(root / "t.jsonl", columns={"person": "row"})[0]["person"] == {"age": 31}
+    row = open_rows(root / "t.csv", columns={"midi": "notes"})[0]
+    assert (row["midi"], row["tempo"]) == ("c d e", "120")
+    for name, column in (("t.jsonl", "row"), ("t.csv", "notes")):
+        with pytest.raises(InputError, match="front-end of your own") as told:
+            open_rows(root / name)
+        assert f'columns={{"{column}": "{column}"}}' in str(told.value)

@@ -469,3 +469,13 @@ def test_keeps_the_contract_of_front_ends(trained):
     from worldtokens.testing import check_tokenizer
 
     check_tokenizer(trained, ["the cat", "a", "the dog sat on the log", "猫"], bad=[b"bytes", 3, "\ud800"])
+
+
+def test_an_id_spells_its_bytes(clip):
+    """The bytes of all pieces are the text's own, also where a piece is half a character."""
+    text = "naïve 🎉 猫"
+    ids = clip.read(text).tolist()
+    assert clip.spell(ids[0]) == b"<|startoftext|>"
+    assert b"".join(map(clip.spell, ids[1:-1])) == text.replace(" ", "").encode()
+    with pytest.raises(wt.InputError, match="outside"):
+        clip.spell(clip.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 
 import tokenizers
@@ -64,6 +65,14 @@ class Speller:
                 shown = len(text)
         if text[shown:]:
             yield text[shown:]
+
+    def spell(self, i: int) -> bytes:
+        i = self._known(i)
+        if self._table is not None:
+            return self._table[i][0]
+        # what SentencePiece's vocabularies call a byte
+        byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", self._rust.id_to_token(i) or "")
+        return bytes.fromhex(byte[1]) if byte else self._rust.decode([i], skip_special_tokens=False).encode()
 
     def _known(self, i: int) -> int:
         if not 0 <= i < self._size:

@@ -282,6 +282,14 @@ class TextTokenizer(Tokenizer):
         """Text as its ids come in, one by one. Bytes of an unfinished character are held back until it is whole."""
         return self._speller.stream(ids, special)
 
+    def spell(self, id: int) -> bytes:
+        """The bytes that one id stands for, which may be a part of a character; a special token's are its name.
+
+        Raises:
+            InputError: it is outside the vocabulary.
+        """
+        return self._speller.spell(id)
+
     @functools.cached_property
     def _speller(self) -> Speller:
         return Speller(self._rust, self.vocab_size, self._specials)
