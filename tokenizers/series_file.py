@@ -187,8 +187,8 @@ def _seconds(cell: str) -> float | None:
     except ValueError:
         return None
     if stamp.tzinfo is None:
-        stamp = stamp.replace(tzinfo=datetime.timezone.utc)
-    return (stamp - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)).total_seconds()
+        stamp = stamp.replace(tzinfo=datetime.UTC)
+    return (stamp - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)).total_seconds()
 
 
 def _on_even_steps(table: np.ndarray, stamps: list[tuple[int, str]], name: str, time: str) -> np.ndarray:
