@@ -12,6 +12,7 @@ Shapes: B sounds, T samples, F frames, M mel bands, N tokens, D width.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -204,8 +205,9 @@ class AudioTokenizer(Tokenizer):
         most = None if self.limit is None else self.limit / self.rate + 0.1
         wave, found = read_sound(source, rate, mono=True, seconds=most)
         if self.limit is None and wave.shape[1] * self.rate > MAX_SAMPLES * found:
+            name = os.fspath(source) if isinstance(source, str | os.PathLike) else "a sound"
             raise InputError(
-                f"{wave.shape[1] / found:.0f} s at {self.rate} Hz is too long to hold; give `seconds`"
+                f"{name}: {wave.shape[1] / found:.0f} s at {self.rate} Hz is too long to hold; give `seconds`"
             )
         wave = resample(wave, found, self.rate)[0]
         # a copy, so that what was cut off isn't kept alive nor sent between processes

@@ -82,10 +82,9 @@ def read_sound(
         rate = found
     if wave.shape[1] == 0:
         raise InputError(f"{name}: holds no sample; leave the row out")
-    # one pass: the sum is NaN or infinite as soon as one sample is (float64, so that it can't overflow)
-    if not bool(torch.isfinite(wave.sum(dtype=torch.float64))):
+    low, high = (v.item() for v in wave.aminmax())  # NaN as soon as one sample is
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise InputError(f"{name}: holds NaN or infinite samples; expected float in [-1, 1]")
-    low, high = (v.item() for v in wave.aminmax())
     if max(-low, high) > PEAK:
         raise InputError(
             f"{name}: samples lie between {low:.4g} and {high:.4g}, expected float in [-1, 1]; give int16 samples as "

@@ -32,6 +32,25 @@ def film(
     return out.getvalue()
 
 
+def endless(n: int) -> bytes:
+    """So many frames of 640 x 480: one second's packets again and again."""
+    with av.open(io.BytesIO(film(n=25, size=(480, 640))), "r") as source:
+        stream = source.streams.video[0]
+        packets = [p for p in source.demux(stream) if p.size]
+        second = round(1 / stream.time_base)
+        out = io.BytesIO()
+        with av.open(out, "w", format="mp4") as c:
+            to = c.add_stream_from_template(stream)
+            for i in range(n):
+                p = packets[i % 25]
+                new = av.Packet(bytes(p))
+                new.stream, new.time_base, new.is_keyframe = to, stream.time_base, p.is_keyframe
+                shift = i // 25 * second
+                new.pts, new.dts, new.duration = p.pts + shift, p.dts + shift, p.duration
+                c.mux(new)
+    return out.getvalue()
+
+
 def phone() -> bytes:
     """Held upright: the display matrix turns it a quarter clockwise."""
     data = film()
@@ -67,6 +86,7 @@ V = "video"  # 18 frames of 32 x 32 in tubelets of 4 x 16 x 16: a step has 4 tok
 case(V, "phone.mp4", 20, phone, lambda raw: upright(raw[0]) and len(raw) == 18)
 for n, steps in ((18, 5), (17, 5), (1, 1)):
     case(V, f"{n}-frames.mp4", 4 * steps, lambda n=n: film(n=n), shape_is(n, 3, 32, 32))
+case(V, "20400-frames.mp4", 20, lambda: endless(20_400), shape_is(18, 3, 32, 32))
 case(V, "no-count.webm", 20, lambda: film("webm", "libvpx"))
 case(V, "no-count.ts", 20, lambda: film("mpegts"))
 case(V, "no-count.mkv", 20, lambda: film("matroska"))

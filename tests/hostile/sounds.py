@@ -65,12 +65,10 @@ def crc(data: bytes, bits: int, poly: int) -> int:
     return value
 
 
-def flac_bomb(samples: int) -> bytes:
+def flac_bomb(samples: int, rate: int = 16000) -> bytes:
     """Silence: 65,535 samples in 13 bytes, so that 30 KB unfold to half a gigabyte."""
     info = struct.pack(">HH", 65535, 65535) + bytes(6)
-    info += ((16000 << 44) | (15 << 36)).to_bytes(8, "big") + bytes(
-        16
-    )  # 16 kHz, mono, 16 bits, length unknown
+    info += ((rate << 44) | (15 << 36)).to_bytes(8, "big") + bytes(16)  # mono, 16 bits, length unknown
     out = [b"fLaC\x80\0\0\x22" + info]
     for i in range(samples // 65535 + 1):
         number = bytes([i]) if i < 128 else chr(i).encode("utf-8", "surrogatepass")
@@ -129,6 +127,9 @@ case(A, "clip-without-sound.mp4", "no sound", lambda: film())
 case(A, "missing.wav", r"^[^\0]*wav: can't be opened \(No such file or directory\)", lambda path: None)
 case(A, "pipe.wav", "", lambda path: os.mkfifo(path))
 case("audio whole", "unfolds.flac", "longer than", lambda: flac_bomb(1 << 27))
+# half of that many samples, but as many once they are brought to 16 kHz
+case("audio whole", "unfolds-at-8-khz.flac", "too long to hold", lambda: flac_bomb((1 << 26) + 65535, 8000))
+case("audio", "two-hours-of-silence.flac", 1500, lambda: flac_bomb(1 << 27), as_long_as(30))
 W = "audio wave"
 case(W, "75108-samples.wav", 234, lambda: wav(tone(75108)))  # (75108 - 400) // 320 + 1
 for n, right in ((7, 1), (368, 1), (400, 1), (719, 1), (720, 2)):
