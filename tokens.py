@@ -42,8 +42,8 @@ class Layout:
     Args:
         lengths: for each row the token counts of its samples, in order, contiguous from the left, the rest of
             the row being padding. A sample is one segment.
-        order: reading order inside a sample: ``"together"`` (one block number), ``"causal"`` (block rises by
-            one with every token) or ``"any"`` (look at `Tokens.block`).
+        order: reading order inside a sample: ``"together"`` (one block number), ``"causal"`` (block rises with
+            every token) or ``"any"`` (look at `Tokens.block`).
         origin: after `Tokens.pack`, the place that each sample (counted row by row) had before.
 
     `rows` is their number, `single` tells that no row holds more than one sample, `uniform` is the length of every row's
