@@ -68,6 +68,17 @@ def test_none_takes_long_or_much_memory(corpus):
     print("largest", sorted((got["bytes"] >> 20, c.name) for c, _, got in corpus if "bytes" in got)[-3:])
 
 
+def test_the_watch_survives_crashes_and_hangs(tmp_path):
+    sys.path.insert(0, str(HERE))
+    try:
+        from watch import watch
+    finally:
+        sys.path.remove(str(HERE))
+    well, crashed, hung, last = watch("trial", tmp_path, 4, still=2.0)
+    assert (well, last) == ({"done": 0}, {"done": 3})
+    assert "ended with -6" in crashed["crash"] and "no answer for 2 s" in hung["crash"]
+
+
 def test_the_watch_sees_memory(tmp_path):
     """The measure itself: a reader that takes 300 MB is seen to."""
     sys.path.insert(0, str(HERE))

@@ -2,6 +2,7 @@
 
     python tests/hostile/worker.py corpus FOLDER FIRST      # cases FIRST, FIRST + 1, ... of make.CASES
     python tests/hostile/worker.py fuzz FOLDER COUNT FIRST  # seeds of every reader, damaged COUNT times each
+    python tests/hostile/worker.py trial FOLDER FIRST       # what the watch itself is tested with
 
 A line of JSON says what begins, another how it went.
 """
@@ -172,10 +173,19 @@ def fuzz(folder: Path, count: int, first: int) -> None:
         say(done=i, wrong=damaged(folder, i, count, one), **told)
 
 
+def trial(folder: Path, first: int) -> None:
+    """What `watch` must see through: an item that is well, one that crashes, one that hangs, one that is well."""
+    doings = (int, os.abort, lambda: time.sleep(600), int)
+    for i, do in enumerate(doings[first:], first):
+        say(begin=i)
+        do()
+        say(done=i)
+
+
 if __name__ == "__main__":
     # decoders write to stdout and stderr as they like: the answers go to a copy
     OUT = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.path.insert(0, str(Path(__file__).parent))
     what, where, *numbers = sys.argv[1:]
-    {"corpus": corpus, "fuzz": fuzz}[what](Path(where), *map(int, numbers))
+    {"corpus": corpus, "fuzz": fuzz, "trial": trial}[what](Path(where), *map(int, numbers))
