@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOME = {
+    "AttentionPool": "backbone.pooling",
     "AudioTokenizer": "tokenizers.audio",
     "Batch": "tokenizers.base",
     "CLIP": "tasks.contrastive",
+    "Classifier": "tasks.classification",
     "DiscreteTokenizer": "tokenizers.discrete",
     "FSQ": "tokenizers.quantize",
     "ImageTokenizer": "tokenizers.image",
@@ -40,6 +42,8 @@ _HOME = {
     "ViewTokenizer": "tokenizers.views",
     "attention_maps": "backbone.maps",
     "build": "parts",
+    "from_open_clip": "pretrained.from_open_clip",
+    "from_timm": "pretrained.from_timm",
     "load": "parts",
     "mask_tokens": "tokenizers.reduce",
     "merge_tokens": "tokenizers.reduce",
@@ -73,6 +77,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from worldtokens.backbone.config import TransformerConfig
     from worldtokens.backbone.maps import attention_maps
+    from worldtokens.backbone.pooling import AttentionPool
     from worldtokens.backbone.recurrent import Recurrent
     from worldtokens.backbone.resampler import Resampler
     from worldtokens.backbone.transformer import Transformer
@@ -80,7 +85,10 @@ if TYPE_CHECKING:
     from worldtokens.data.manifests import open_rows
     from worldtokens.errors import InputError
     from worldtokens.parts import Part, build, load
+    from worldtokens.pretrained.from_open_clip import from_open_clip
+    from worldtokens.pretrained.from_timm import from_timm
     from worldtokens.tasks.base import Task
+    from worldtokens.tasks.classification import Classifier
     from worldtokens.tasks.contrastive import CLIP
     from worldtokens.tokenizers.audio import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer

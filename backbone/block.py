@@ -95,14 +95,15 @@ class FeedForward(nn.Module):
         super().__init__()
         self.act = ACTIVATIONS[cfg.activation]
         self.fc1 = nn.Linear(cfg.dim, cfg.inner * (2 if self.act is None else 1), bias=cfg.bias)
+        self.norm = make_norm(cfg, cfg.inner) if cfg.mlp_norm else nn.Identity()
         self.fc2 = nn.Linear(cfg.inner, cfg.dim, bias=cfg.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
         if self.act is None:
             gate, up = x.chunk(2, -1)
-            return self.fc2(F.silu(gate) * up)
-        return self.fc2(self.act(x))
+            return self.fc2(self.norm(F.silu(gate) * up))
+        return self.fc2(self.norm(self.act(x)))
 
 
 class LayerScale(nn.Module):

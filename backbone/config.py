@@ -29,7 +29,8 @@ class TransformerConfig:
         norm: ``"layer"`` or ``"rms"``.
         eps: of the norms.
         pre_norm: norm before each half of a block (with one at the end) or after it.
-        activation: ``"gelu"``, ``"quick_gelu"`` (x sigmoid(1.702 x)) or ``"swiglu"``.
+        activation: ``"gelu"``, ``"gelu_tanh"`` (its tanh approximation), ``"quick_gelu"`` (x sigmoid(1.702 x)) or
+            ``"swiglu"``.
         bias: linear layers have biases.
         qk_norm: normalise queries and keys per head.
         rope: axes that rotary positions turn by: 0 none, 1 (t), 2 (y, x), 3 (t, y, x).
@@ -37,7 +38,9 @@ class TransformerConfig:
         layer_scale: start value of a learned gain on each half's output, or None.
         drop_path: chance of leaving out a half for a sample in training, rising linearly with depth to this.
         window: a token reads only those less than this far behind it in t, or None.
+        first_norm: a norm before the first block, as in CLIP and BERT.
         final_norm: a norm after the last block. None: as `pre_norm` says.
+        mlp_norm: a norm inside the feed-forward, before its second map, as in EVA-02.
         checkpoint: recompute blocks in the backward pass to save memory.
         cross: each block also reads a context, between its two halves.
         context_dim: width of the context's tokens. None: `dim`.
@@ -63,6 +66,8 @@ class TransformerConfig:
     checkpoint: bool = False
     cross: bool = False
     context_dim: int | None = None
+    first_norm: bool = False
+    mlp_norm: bool = False
 
     def __post_init__(self) -> None:
         kv = self.kv_heads or self.heads
@@ -92,13 +97,18 @@ class TransformerConfig:
         return -(-self.dim * 8 // 3 // 8) * 8 if self.activation == "swiglu" else 4 * self.dim
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by its tanh formula, which many JAX models were trained with."""
+    return F.gelu(x, approximate="tanh")
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """The approximation that the first CLIP models were trained with."""
     return x * torch.sigmoid(1.702 * x)
 
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
-ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": quick_gelu, "swiglu": None}
+ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu, "swiglu": None}
 
 
 def make_norm(cfg: TransformerConfig, dim: int | None = None) -> nn.Module:

@@ -56,12 +56,15 @@ class Transformer(Part):
         checkpoint: bool = False,
         cross: bool = False,
         context_dim: int | None = None,
+        first_norm: bool = False,
+        mlp_norm: bool = False,
     ) -> None:
         given = {k: v for k, v in locals().items() if k in TransformerConfig.__dataclass_fields__}
         super().__init__()
         self.cfg = cfg = TransformerConfig(**given)
         self.dim = dim
         last = max(1, depth - 1)
+        self.first_norm = make_norm(cfg) if first_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(cfg, drop_path * i / last) for i in range(depth))
         self.norm = make_norm(cfg) if (pre_norm if final_norm is None else final_norm) else nn.Identity()
         init_weights(self)
@@ -115,7 +118,7 @@ class Transformer(Part):
             reading = plan(tokens, self.cfg.window, kind, context)
         else:
             reading = cache.plan(tokens, self.cfg.window, context)
-        x = reading.enter(_emptied(tokens, tokens.x))
+        x = self.first_norm(reading.enter(_emptied(tokens, tokens.x)))
         rope = None
         if self.cfg.rope:
             pos = reading.enter(_emptied(tokens, tokens.pos))

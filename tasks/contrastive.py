@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from worldtokens.backbone.pooling import POOLS, AttentionPool, pool_tokens, usual_pool
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tasks.base import Task
@@ -39,9 +40,12 @@ class CLIP(Task):
         tokenizers: front-ends by column name, e.g. ``{"image": ..., "text": ...}``.
         trunk: one Transformer for all columns, or one for each by name.
         dim: width of the shared space.
-        pool: ``"mean" | "first" | "last"`` for all columns or by name. Default: the last token where reading is
-            causal, the class token where there is one, else the mean.
+        pool: ``"mean" | "first" | "last" | "patches"`` (the mean without class token and registers) for all columns or
+            by name, where it may also be an `AttentionPool`. Default: the last token where reading is causal, the class
+            token where there is one, else the mean.
         loss: ``"clip"`` (softmax over the batch) or ``"siglip"`` (a sigmoid for every pair, Zhai et al. 2023).
+        projection: from a trunk's width to `dim`, for all columns or by name: ``"linear"``, ``"bias"`` (linear with a
+            bias) or ``"none"``.
 
     Raises:
         ValueError: fewer than two columns, or widths that don't fit.
@@ -54,20 +58,22 @@ class CLIP(Task):
         tokenizers: dict[str, Tokenizer],
         trunk: Part | dict[str, Part],
         dim: int = 512,
-        pool: str | dict[str, str] | None = None,
+        pool: str | dict[str, str | AttentionPool] | None = None,
         loss: str = "clip",
+        projection: str | dict[str, str] = "linear",
     ) -> None:
         super().__init__()
         if len(tokenizers) < 2:
             raise ValueError(f"CLIP matches two or more columns, got {sorted(tokenizers)}")
         if loss not in ("clip", "siglip"):
             raise ValueError(f"loss={loss!r}, expected 'clip' or 'siglip'")
-        for name, given in (("trunk", trunk), ("pool", pool)):
+        for name, given in (("trunk", trunk), ("pool", pool), ("projection", projection)):
             if isinstance(given, Mapping) and set(given) != set(tokenizers):
                 raise ValueError(f"{name} names {sorted(given)}, the columns are {sorted(tokenizers)}")
         self.tokenizers = nn.ModuleDict(tokenizers)
         self.trunk = nn.ModuleDict(trunk) if isinstance(trunk, Mapping) else trunk
-        self.dim, self.loss_kind, self.pooling = dim, loss, pool
+        self.dim, self.loss_kind = dim, loss
+        self.pooling, self.pools = {}, nn.ModuleDict()
         self.projections = nn.ModuleDict()
         for name, tokenizer in tokenizers.items():
             width = self._trunk(name).dim
@@ -75,8 +81,14 @@ class CLIP(Task):
                 raise ValueError(
                     f"the {name!r} front-end gives tokens {tokenizer.dim} wide, its trunk takes {width}"
                 )
-            self.projections[name] = nn.Linear(width, dim, bias=False)
-            nn.init.normal_(self.projections[name].weight, std=width**-0.5)
+            how = pool[name] if isinstance(pool, Mapping) else pool
+            self.pooling[name] = how = usual_pool(tokenizer) if how is None else how
+            if isinstance(how, AttentionPool):
+                self.pools[name] = how
+            elif how not in POOLS:
+                raise ValueError(f"pool of {name!r} is {how!r}, expected one of {POOLS} or an AttentionPool")
+            kind = projection[name] if isinstance(projection, Mapping) else projection
+            self.projections[name] = _projection(name, kind, width, dim)
         start = math.log(1 / 0.07) if loss == "clip" else math.log(10.0)
         self.logit_scale = nn.Parameter(torch.tensor(start))
         self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if loss == "siglip" else None
@@ -89,12 +101,8 @@ class CLIP(Task):
         return self.trunk[column] if isinstance(self.trunk, nn.ModuleDict) else self.trunk
 
     def _pool(self, column: str, tokens: Tokens) -> Tensor:
-        how = self.pooling[column] if isinstance(self.pooling, Mapping) else self.pooling
-        if how is None:
-            tokenizer = self.tokenizers[column]
-            causal, first = getattr(tokenizer, "causal", False), getattr(tokenizer, "class_token", None)
-            how = "last" if causal else "mean" if first is None or first is False else "first"
-        return tokens.pool(how)
+        how = self.pools[column] if column in self.pools else self.pooling[column]
+        return pool_tokens(tokens, how, getattr(self.tokenizers[column], "prefix", 0))
 
     # ---- forward -----------------------------------------------------------------------------------------
 
@@ -285,6 +293,20 @@ class CLIP(Task):
             raise InputError(f"no row has two of this model's columns {self.columns}")
         tens = [v for k, v in out.items() if k.endswith("/R@10")]
         return out | {"mean/R@10": sum(tens) / len(tens)}
+
+
+def _projection(column: str, kind: str, width: int, dim: int) -> nn.Module:
+    if kind not in ("linear", "bias", "none"):
+        raise ValueError(f"projection of {column!r} is {kind!r}, expected 'linear', 'bias' or 'none'")
+    if kind == "none":
+        if width != dim:
+            raise ValueError(f"the {column!r} trunk is {width} wide: projection='none' needs dim={width}")
+        return nn.Identity()
+    layer = nn.Linear(width, dim, bias=kind == "bias")
+    nn.init.normal_(layer.weight, std=width**-0.5)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def gather_rows(*columns: Tensor) -> tuple[Tensor, ...]:

@@ -71,6 +71,11 @@ class ImageTokenizer(Tokenizer):
         class_token: put a learned token before the patches.
         background: RGB, 0 to 255, under transparency and around a ``"pad"`` picture.
         bias: give the patch projection a bias.
+        registers: learned tokens behind the class token that no patch owns (Darcet et al. 2023), at (-1, 0, 0),
+            (-2, 0, 0), ...
+        crop: with ``"crop"`` and ``"squash"``, the share of the resized sides that the cut keeps: timm's `crop_pct`.
+        span: count `pos` so that every picture's grid has this side, or (rows, columns): a trunk that turns by
+            positions then sees those of its training size. None: in patches.
         draft: let JPEGs be decoded at 1/2, 1/4 or 1/8, as long as their sides stay at least twice what they are
             resized to. The raw picture is then the smaller one. Turn off for the very pixels of open_clip's transform,
             or where an augmentation cuts small pieces out.
@@ -97,6 +102,9 @@ class ImageTokenizer(Tokenizer):
         background: tuple[int, int, int] = (255, 255, 255),
         bias: bool = True,
         draft: bool = True,
+        registers: int = 0,
+        crop: float = 1.0,
+        span: int | tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         (self.dim,) = sides(dim, 1, "dim")
@@ -113,6 +121,12 @@ class ImageTokenizer(Tokenizer):
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise InputError(f"mean is {mean!r} and std {std!r}, expected three numbers each, std above 0")
         self.draft = draft
+        if not 0 < crop <= 1 or (crop != 1 and (size is None or resize == "pad")):
+            raise InputError(f"crop is {crop!r}, expected above 0 to 1, and 1 with size=None or resize='pad'")
+        if type(registers) is not int or registers < 0:
+            raise InputError(f"registers is {registers!r}, expected 0 or more")
+        self.crop, self.span = float(crop), None if span is None else sides(span, 2, "span")
+        self.prefix = registers + bool(class_token)  # tokens before the patches
         if position_grid is not None:
             self.position_grid = sides(position_grid, 2, "position_grid")
         elif self.size is not None:
@@ -125,17 +139,18 @@ class ImageTokenizer(Tokenizer):
             nn.Parameter(torch.empty(*self.position_grid, dim)) if positions == "learned" else None
         )
         self.class_token = nn.Parameter(torch.empty(1, 1, dim)) if class_token else None
+        self.registers = nn.Parameter(torch.empty(1, registers, dim)) if registers else None
         if positions == "sincos":
             sincos_positions(torch.zeros(1, 2), dim)  # says so now if dim is too small
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Projection: normal with variance 1 / inputs (LeCun), bias 0; positions and class token: normal with
-        deviation 0.02. Independent normalised values thus give tokens of unit variance."""
+        """Projection: normal with variance 1 / inputs (LeCun), bias 0; positions, class token and
+        registers: normal with deviation 0.02. Independent normalised values thus give tokens of unit variance."""
         nn.init.normal_(self.proj.weight, std=self.proj.in_features**-0.5)
         if self.proj.bias is not None:
             nn.init.zeros_(self.proj.bias)
-        for table in (self.pos_embed, self.class_token):
+        for table in (self.pos_embed, self.class_token, self.registers):
             if table is not None:
                 nn.init.normal_(table, std=0.02)
 
@@ -157,7 +172,7 @@ class ImageTokenizer(Tokenizer):
         """The (height, width) in pixels that a picture is resized to, before any cutting or padding."""
         if self.size is None:
             return native_size(height, width, self.patch, self.max_tokens)
-        h, w = self.size
+        h, w = (math.floor(s / self.crop) for s in self.size)
         if self.resize == "squash":
             return h, w
         if self.resize == "pad":
@@ -260,6 +275,8 @@ class ImageTokenizer(Tokenizer):
         lengths = tuple(len(c) for c in cut)
         coords = [grid_coords(g) for g in grids]
         batch = Batch(patches=_stack(cut), coords=_stack(coords), lengths=lengths)
+        if self.span is not None:
+            batch["scale"] = torch.tensor([self._scale(g) for g in grids])[:, None]
         if self.pos_embed is not None:
             for axis, name in enumerate(("row_weights", "column_weights")):
                 old = self.position_grid[axis]
@@ -307,7 +324,10 @@ class ImageTokenizer(Tokenizer):
         if "keep" in batch:
             keep = batch["keep"][..., None]
             x, coords = x.gather(1, keep.expand(-1, -1, self.dim)), coords.gather(1, keep.expand(-1, -1, 2))
-        return self._finish(x, coords, batch.get("lengths") or (x.shape[1],) * len(x))
+        lengths = batch.get("lengths") or (x.shape[1],) * len(x)
+        if self.span is not None:
+            coords = coords * torch.tensor(self._scale(grid), device=x.device)
+        return self._finish(x, coords, lengths)
 
     def _embed_native(self, batch: Batch) -> Tokens:
         x = self._projected(batch["patches"])
@@ -319,7 +339,12 @@ class ImageTokenizer(Tokenizer):
             x = x + (weights.flatten(2).to(table.dtype) @ table).to(table.dtype)
         elif self.positions == "sincos":
             x = x + sincos_positions(batch["coords"], self.dim).to(self.proj.weight.dtype)
-        return self._finish(x, batch["coords"], batch["lengths"])
+        coords = batch["coords"] if self.span is None else batch["coords"] * batch["scale"]
+        return self._finish(x, coords, batch["lengths"])
+
+    def _scale(self, grid: Sequence[int]) -> tuple[float, ...]:
+        """What a grid's coordinates are multiplied by to reach over `span`."""
+        return tuple(s / g for s, g in zip(self.span, grid, strict=True))
 
     def _projected(self, patches: Tensor) -> Tensor:
         """(B, N, P), uint8 or normalised floats -> (B, N, D)."""
@@ -335,10 +360,14 @@ class ImageTokenizer(Tokenizer):
 
     def _finish(self, x: Tensor, coords: Tensor, lengths: Sequence[int]) -> Tokens:
         pos = torch.nn.functional.pad(coords.to(torch.float32), (1, 0))  # t = 0 before (y, x)
-        if self.class_token is not None:
-            x = torch.cat([self.class_token.expand(len(x), -1, -1).to(x.dtype), x], 1)
-            pos = torch.nn.functional.pad(pos, (0, 0, 1, 0))
-            lengths = [n + 1 for n in lengths]
+        before = [t for t in (self.class_token, self.registers) if t is not None]
+        if before:
+            x = torch.cat([*(t.expand(len(x), -1, -1).to(x.dtype) for t in before), x], 1)
+            pos = torch.nn.functional.pad(pos, (0, 0, self.prefix, 0))
+            if self.registers is not None:
+                n = self.registers.shape[1]
+                pos[:, self.prefix - n : self.prefix, 0] = -torch.arange(1, n + 1, device=pos.device)
+            lengths = [n + self.prefix for n in lengths]
         return self.wrap(x, lengths, "together", pos=pos)
 
 

@@ -49,7 +49,7 @@ class Reduced(Tokenizer):
         if how not in ("random", "merge"):
             raise InputError(f"how is {how!r}, expected 'random' or 'merge'")
         if protect is None:
-            protect = int(getattr(tokenizer, "class_token", None) is not None)
+            protect = getattr(tokenizer, "prefix", 0)
         check_share(keep, protect)
         self.tokenizer, self.keep, self.how, self.protect = tokenizer, keep, how, protect
         self.modality, self.dim = tokenizer.modality, tokenizer.dim

@@ -30,6 +30,7 @@ from worldtokens.errors import InputError
 from worldtokens.parts import write_whole
 from worldtokens.tokenizers import clip_text
 from worldtokens.tokenizers.base import Batch, Tokenizer
+from worldtokens.tokenizers.cleaning import CLEANINGS
 from worldtokens.tokenizers.spelling import Speller
 from worldtokens.tokenizers.vocabulary import around, checked_text, open_vocabulary, train_bpe
 from worldtokens.tokens import Tokens
@@ -61,7 +62,10 @@ class TextTokenizer(Tokenizer):
         start: token put before a text, e.g. ``"<|startoftext|>"``, or None.
         end: token put after a text, or None.
         pad: token that fills short rows of a batch, or None for id 0. No real token ever reads padding.
-        cleaning: ``"clip"`` (ftfy, HTML entities, white space, lower case) or None, text as it is.
+        cleaning: ``"clip"`` (ftfy, HTML entities, white space, lower case), ``"whitespace"`` (the same, keeps the case),
+            ``"canonicalize"`` (lower case without punctuation, SigLIP's) or None, text as it is.
+        fill: every text is filled up with the pad token to the context, and these count as tokens that are read, as
+            SigLIP's text tower was trained.
 
     `embedding.weight` (vocabulary, dim) starts normal with std 0.02, `position` (context, dim) with std 0.01, as in
     CLIP (Radford et al., 2021).
@@ -82,13 +86,16 @@ class TextTokenizer(Tokenizer):
         start: str | None = None,
         end: str | None = None,
         pad: str | None = None,
-        cleaning: Literal["clip"] | None = None,
+        cleaning: Literal["clip", "whitespace", "canonicalize"] | None = None,
+        fill: bool = False,
     ) -> None:
         super().__init__()
         if positions not in ("learned", "none"):
             raise InputError(f"positions is {positions!r}, expected 'learned' or 'none'")
-        if cleaning not in ("clip", None):
-            raise InputError(f"cleaning is {cleaning!r}, expected 'clip' or None")
+        if cleaning is not None and cleaning not in CLEANINGS:
+            raise InputError(f"cleaning is {cleaning!r}, expected None or one of {', '.join(CLEANINGS)}")
+        if fill and context is None:
+            raise InputError("fill=True needs a number of places to fill: give context=")
         if context is None and positions == "learned":
             raise InputError("learned positions need a number of places: give context=, or positions='none'")
         wrapping = (start is not None) + (end is not None)
@@ -96,7 +103,7 @@ class TextTokenizer(Tokenizer):
             raise InputError(
                 f"context={context} leaves no room for text beside {wrapping} start and end tokens"
             )
-        self.dim, self.context, self.causal, self.cleaning = dim, context, causal, cleaning
+        self.dim, self.context, self.causal, self.cleaning, self.fill = dim, context, causal, cleaning, fill
         clip = isinstance(vocabulary, str) and vocabulary == "clip"
         self._rust = clip_text.vocabulary() if clip else open_vocabulary(vocabulary)
         self.start_id, self.end_id = self._named("start", start), self._named("end", end)
@@ -110,7 +117,9 @@ class TextTokenizer(Tokenizer):
             [self._rust.id_to_token(i) for i in sorted(named) if i not in added or not added[i].special]
         )
         self._rust.encode_special_tokens = True
-        self._words = clip_text.Words(self._rust) if cleaning and clip_text.Words.fits(self._rust) else None
+        self._words = (
+            clip_text.Words(self._rust) if cleaning == "clip" and clip_text.Words.fits(self._rust) else None
+        )
         self._told = False
 
         self.embedding = nn.Embedding(self.vocab_size, dim)
@@ -396,13 +405,16 @@ class TextTokenizer(Tokenizer):
                 f"ids run from {flat.min()} to {flat.max()}, the vocabulary has {self.vocab_size} tokens: were they "
                 "made by another tokenizer?"
             )
-        ids = np.full((len(lengths), longest), self.pad_id, np.int64)
-        ids[np.arange(longest) < lengths[:, None]] = flat
+        width = self.context if self.fill else longest
+        ids = np.full((len(lengths), width), self.pad_id, np.int64)
+        ids[np.arange(width) < lengths[:, None]] = flat
+        if self.fill:
+            lengths = np.full_like(lengths, width)
         return Batch(ids=torch.from_numpy(ids), lengths=tuple(lengths.tolist()))
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
-        if self.cleaning == "clip":
-            texts = [clip_text.clean(t) for t in texts]
+        if self.cleaning is not None:
+            texts = [CLEANINGS[self.cleaning](t) for t in texts]
         try:
             rows = [e.ids for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
         except TypeError:  # all that Rust says of a lone surrogate
@@ -466,7 +478,7 @@ class TextTokenizer(Tokenizer):
                 f"ids run from {int(here.min())} to {int(here.max())}, the vocabulary has {self.vocab_size} tokens: "
                 "were they made by another tokenizer?"
             )
-        if self.end_id is None:  # nothing tells padding from text
+        if self.end_id is None or self.fill:  # nothing tells padding from text, or it is read too
             return Batch(ids=ids, lengths=(ids.shape[1],) * len(ids))
         ends = here == self.end_id
         found = ends.any(1)

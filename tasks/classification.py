@@ -1,0 +1,217 @@
+"""Which of the known classes a sample belongs to: one front-end, a trunk, pooling, a linear head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from worldtokens.backbone.config import make_norm
+from worldtokens.backbone.pooling import POOLS, AttentionPool, pool_tokens, usual_pool
+from worldtokens.errors import InputError
+from worldtokens.parts import Part
+from worldtokens.tasks.base import Task
+from worldtokens.tokenizers.base import Batch, Tokenizer
+
+
+class Prediction(NamedTuple):
+    """What `Classifier.predict` gives: for every sample the classes, best first, and their probabilities."""
+
+    names: list[list[str | int]]  # B lists of k names, or numbers where the classes have none
+    probabilities: Tensor  # (B, k) float, in that order
+
+
+class Classifier(Task):
+    """A classifier of one column, of whatever modality.
+
+    Args:
+        tokenizer: the front-end; its column is named as its modality (``"image"``), or give ``{"photo": ...}``.
+        trunk: a Transformer or Recurrent of the front-end's width.
+        classes: their names, or how many. 0: no head, `forward` gives the pooled features.
+        pool: ``"mean" | "first" | "last" | "patches"`` (the mean without class token and registers) or an
+            `AttentionPool`. Default: the last token where reading is causal, the class token where there is one, else
+            the mean.
+        pool_norm: a norm between pooling and head.
+        label_smoothing: share of the target spread evenly over the classes, 0 to below 1.
+        label: the column that holds a row's class, by name or number.
+
+    Raises:
+        ValueError: widths that don't fit, or a setting out of its range.
+    """
+
+    metric = ("top1", "max")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | dict[str, Tokenizer],
+        trunk: Part,
+        classes: int | list[str],
+        pool: str | AttentionPool | None = None,
+        pool_norm: bool = False,
+        label_smoothing: float = 0.0,
+        label: str = "label",
+    ) -> None:
+        super().__init__()
+        given = tokenizer if isinstance(tokenizer, Mapping) else {tokenizer.modality: tokenizer}
+        if len(given) != 1 or label in given:
+            raise ValueError(f"Classifier reads one column beside {label!r}, got {sorted(given)}")
+        ((self.column, front),) = given.items()
+        if front.dim != trunk.dim:
+            raise ValueError(f"the front-end gives tokens {front.dim} wide, the trunk takes {trunk.dim}")
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing={label_smoothing}, expected 0 to below 1")
+        self.names = None if isinstance(classes, int) else list(classes)
+        if self.names is not None and len(set(self.names)) != len(self.names):
+            raise ValueError("classes hold the same name twice")
+        self.classes = classes if isinstance(classes, int) else len(classes)
+        self.label, self.label_smoothing = label, label_smoothing
+        self.tokenizers, self.trunk = nn.ModuleDict(given), trunk
+        self.pool = usual_pool(front) if pool is None else pool
+        if not isinstance(self.pool, AttentionPool) and self.pool not in POOLS:
+            raise ValueError(f"pool={pool!r}, expected one of {POOLS} or an AttentionPool")
+        self.norm = nn.Identity()
+        if pool_norm:
+            self.norm = make_norm(trunk.cfg) if hasattr(trunk, "cfg") else nn.LayerNorm(trunk.dim)
+        self.head = nn.Identity()
+        if self.classes:
+            self.head = nn.Linear(trunk.dim, self.classes)
+            nn.init.normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+    def config_args(self, folder: Path | None = None) -> dict[str, Any]:
+        return super().config_args(folder) | {"tokenizer": dict(self.tokenizers)}
+
+    # ---- rows --------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        row: Mapping[str, Any],
+        rng=None,
+        augment: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    ) -> dict[str, Any]:
+        """One row -> its raw tensor by column, and its class as a number where the row tells it.
+
+        Raises:
+            InputError: the value can't be read, or the class isn't known.
+        """
+        raws = super().read(row, rng, augment)
+        if row.get(self.label) is not None:
+            raws[self.label] = self.number(row[self.label])
+        return raws
+
+    def number(self, label: str | int) -> int:
+        """A class, by name or number -> its number.
+
+        Raises:
+            InputError: there is no such class.
+        """
+        if self.names is not None and label in self.names:
+            return self.names.index(label)
+        if isinstance(label, str) and label.isdecimal():  # a table's cell
+            label = int(label)
+        if isinstance(label, bool) or not hasattr(label, "__index__") or not 0 <= label < self.classes:
+            known = f"one of {self.names[:10]} or " if self.names else ""
+            raise InputError(f"{self.label} is {label!r}, expected {known}a number below {self.classes}")
+        return label.__index__()
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
+        """Rows from `read` -> one batch; ``batch[label]`` is (B,) int64 where every row has a class."""
+        batch = super().collate(rows)
+        if rows and all(self.label in r for r in rows):
+            batch[self.label] = torch.tensor([r[self.label] for r in rows])
+        return batch
+
+    # ---- forward -----------------------------------------------------------------------------------------
+
+    def features(self, batch: Mapping[str, Batch | Tensor]) -> Tensor:
+        """What the head reads: (B, dim).
+
+        Args:
+            batch: the front-end's batch by column, or a preprocessed tensor.
+        """
+        if self.column not in batch:
+            raise InputError(f"the batch has {sorted(batch)}, expected the column {self.column!r}")
+        front = self.tokenizers[self.column]
+        tokens = self.trunk(front(batch[self.column]))
+        return self.norm(pool_tokens(tokens, self.pool, getattr(front, "prefix", 0)))
+
+    def forward(self, batch: Mapping[str, Batch | Tensor]) -> Tensor:
+        """``{"image": ...}`` -> logits (B, classes)."""
+        return self.head(self.features(batch))
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy with label smoothing, and the share of right answers (`top1`)."""
+        if self.label not in batch:
+            raise InputError(
+                f"a row of the batch has no {self.label!r}: every row needs its class to learn from"
+            )
+        logits, target = self(batch).float(), batch[self.label]
+        loss = F.cross_entropy(logits, target, label_smoothing=self.label_smoothing)
+        return {"loss": loss, "top1": (logits.detach().argmax(-1) == target).float().mean()}
+
+    # ---- what a person asks ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def logits(self, sources: Sequence[Any], batch_size: int = 64) -> Tensor:
+        """Files or objects, as the front-end's `read` takes them -> (B, classes), in eval mode."""
+        was_training, front, out = self.training, self.tokenizers[self.column], []
+        self.eval()
+        try:
+            for i in range(0, len(sources), batch_size):
+                raws = [front.read(s) for s in sources[i : i + batch_size]]
+                out.append(self({self.column: front.collate(raws).to(self.device)}))
+        finally:
+            self.train(was_training)
+        width = self.classes or self.trunk.dim
+        return torch.cat(out) if out else torch.zeros(0, width, device=self.device)
+
+    def predict(self, sources: Sequence[Any] | str | bytes, top: int = 5, batch_size: int = 64) -> Prediction:
+        """What each source shows.
+
+        Args:
+            sources: a list of what the front-end's `read` takes, or one path.
+            top: how many classes to tell, the best first; at most all.
+
+        Returns:
+            `Prediction(names, probabilities)`.
+
+        Raises:
+            InputError: a source can't be read, or this model has no head.
+        """
+        if not self.classes:
+            raise InputError("this model has no head (classes=0): forward and logits give its features")
+        sources = [sources] if isinstance(sources, str | bytes | Path) else sources
+        found = self.logits(sources, batch_size).float().softmax(-1).topk(min(top, self.classes))
+        names = [[n if self.names is None else self.names[n] for n in row] for row in found.indices.tolist()]
+        return Prediction(names, found.values)
+
+    def evaluate(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> dict[str, float]:
+        """``top1``, ``top5`` (shares of rows whose class is the first, or among the first five) and ``loss``.
+
+        Raises:
+            InputError: no rows, or one without its class or its column.
+        """
+        if not len(rows):
+            raise InputError("no rows to evaluate")
+        lacking = [i for i, r in enumerate(rows) if r.get(self.label) is None or r.get(self.column) is None]
+        if lacking:
+            raise InputError(f"row {lacking[0]} lacks {self.column!r} or {self.label!r}")
+        hits, total = torch.zeros(2), 0.0
+        for i in range(0, len(rows), batch_size):
+            part = rows[i : i + batch_size]
+            sources = [r[self.column] for r in part]
+            sources = [s[0] if isinstance(s, list) else s for s in sources]
+            target = torch.tensor([self.number(r[self.label]) for r in part], device=self.device)
+            logits = self.logits(sources, batch_size).float()
+            right = logits.topk(min(5, self.classes)).indices == target[:, None]
+            hits += torch.stack([right[:, 0].sum(), right.any(1).sum()]).cpu()
+            total += float(F.cross_entropy(logits, target, reduction="sum"))
+        return {
+            "top1": float(hits[0]) / len(rows),
+            "top5": float(hits[1]) / len(rows),
+            "loss": total / len(rows),
+        }

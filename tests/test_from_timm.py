@@ -1,0 +1,232 @@
+"""from_timm: timm's numbers from our parts, every parameter away from its start; preprocessing; nothing dropped.
+
+Largest absolute differences in float32 (logits of a few units): see each family's bound; `pytest -s` prints them.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from torch import nn
+
+import worldtokens as wt
+from worldtokens.data import samples
+
+HOPPER = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
+EMOJI = [r["image"] for r in samples.open("emoji", split="validation")[:5]]
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
+
+FAMILIES = {  # what it shows: (timm's name, its options beside SMALL)
+    "ViT, class token": ("vit_tiny_patch16_224.augreg_in21k", {}),
+    "ViT, RMSNorm": ("vit_tiny_patch16_224", {"norm_layer": "rmsnorm"}),
+    "ViT, norms of queries and keys": ("vit_tiny_patch16_224", {"qk_norm": True}),
+    "ViT, no bias in q, k, v": ("vit_tiny_patch16_224", {"qkv_bias": False}),
+    "ViT, oblong patches": ("vit_tiny_patch16_224", {"patch_size": (8, 4)}),
+    "ViT, no positions": ("vit_tiny_patch16_224", {"pos_embed": "none"}),
+    "ViT, 4 more classes, no drop": ("vit_tiny_patch16_224", {"num_classes": 4, "drop_path_rate": 0.1}),
+    "DeiT": ("deit_tiny_patch16_224.fb_in1k", {}),
+    "DeiT-3, LayerScale": ("deit3_small_patch16_224", {}),
+    "mean of patches, no class token": ("vit_base_patch16_gap_224", {}),
+    "mean of patches beside a class token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "mean of all": ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}),
+    "4 registers, mean": ("vit_betwixt_patch16_reg4_gap_256", {}),
+    "1 register, class token": ("vit_base_patch16_reg4_gap_256", {"reg_tokens": 1, "class_token": True}),
+    "registers with positions": ("vit_base_patch16_reg4_gap_256", {"no_embed_class": False}),
+    "CLIP's tower, QuickGELU, first norm": ("vit_base_patch32_clip_quickgelu_224", {}),
+    "SigLIP, map": ("vit_base_patch16_siglip_224", {"num_classes": 5}),
+    "map beside a class token": ("vit_base_patch16_siglip_224", {"class_token": True, "num_classes": 5}),
+    "map over a class token": (
+        "vit_base_patch16_siglip_224",
+        {"class_token": True, "pool_include_prefix": True, "num_classes": 5},
+    ),
+    "SigLIP-2, tanh GELU, mean": ("vit_so400m_patch14_siglip_gap_224", {"num_classes": 5}),
+    "DINOv2, no head": ("vit_small_patch14_dinov2", {}),
+    "DINOv2 with registers": ("vit_small_patch14_reg4_dinov2", {"num_classes": 7}),
+    "DINOv2 giant, SwiGLU": ("vit_giant_patch14_dinov2", {}),
+    "EVA": ("eva_giant_patch14_224", {}),
+    "EVA-02 tiny, RoPE, SwiGLU": ("eva02_tiny_patch14_224", {}),
+    "EVA-02 base, norm in SwiGLU, q, k, v apart": ("eva02_base_patch14_448", {}),
+    "EVA-02, norms of queries and keys, own grid": (
+        "eva02_tiny_patch14_224",
+        {"qk_norm": True, "ref_feat_shape": None},
+    ),
+    "EVA-02, halves turned": ("eva02_tiny_patch14_224", {"rope_rotate_half": True}),
+}
+
+
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Every parameter away from its start: gains and biases too."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.15 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
+    return model.eval()
+
+
+def small(name: str, **options) -> nn.Module:
+    return randomised(timm.create_model(name, **{**SMALL, "dynamic_img_size": True, **options}))
+
+
+def pil(source) -> Image.Image:
+    """As our reader gives it: emoji on white. Their convert("RGB") would show what transparency hides."""
+    raw = wt.ImageTokenizer(dim=8, draft=False).read(source)
+    return Image.fromarray(np.ascontiguousarray(raw.permute(1, 2, 0).numpy()))
+
+
+def transform(model: nn.Module):
+    cfg = resolve_data_config(model=model)
+    cfg["input_size"] = (3, *model.patch_embed.img_size)
+    return create_transform(**cfg, is_training=False)
+
+
+@pytest.mark.parametrize("what", FAMILIES)
+def test_logits_equal_timms_within_1e_5(what, tmp_path):
+    """On real pictures prepared by either side, in batches; at other sizes; after save and load."""
+    name, options = FAMILIES[what]
+    theirs = small(name, **options)
+    ours = wt.from_timm(theirs)
+    assert not ours.training
+    pictures = [HOPPER, *EMOJI]
+    pixels = torch.stack([transform(theirs)(pil(p)) for p in pictures])
+    worst, largest = 0.0, 0.0
+    with torch.no_grad():
+        # the size it was made for, then a smaller, a larger oblong and a one-row one
+        for x in (
+            pixels,
+            pixels[:3, :, :16, :],
+            pixels.repeat(1, 1, 2, 3)[:2, :, :48, :88],
+            pixels[:2, :, :8],
+        ):
+            a, b = theirs(x), ours({"image": x})
+            assert a.shape == b.shape
+            worst, largest = max(worst, float((a - b).abs().max())), max(largest, float(a.abs().max()))
+        read = ours.logits(pictures, batch_size=4)
+        worst = max(worst, float((theirs(pixels) - read).abs().max()))
+    print(f"\n{what:45} {worst:.1e} of {largest:.1f}")
+    assert worst < 1e-5 and largest > 0.5
+    again = wt.load(ours.save(tmp_path / "m"))
+    assert torch.equal(again.logits(pictures, batch_size=4), read)
+
+
+TAGS = [
+    "vit_base_patch16_224.augreg_in21k",  # 0.5, crop 0.9, bicubic
+    "deit_tiny_patch16_224.fb_in1k",  # ImageNet's mean, crop 0.9
+    "vit_tiny_patch16_384.augreg_in21k_ft_in1k",  # crop 1.0
+    "vit_base_patch16_clip_224.openai",  # CLIP's mean
+    "vit_base_patch16_siglip_256.webli",  # squash? as timm says
+    "vit_small_patch14_dinov2.lvd142m",  # 518
+    "eva02_tiny_patch14_336.mim_in22k_ft_in1k",  # squash
+    "vit_base_patch16_224.sam_in1k",
+]
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("oblong", [False, True])
+def test_pictures_are_prepared_bit_for_bit_as_timm_does(tag, oblong):
+    model = timm.create_model(tag, embed_dim=48, depth=1, num_heads=3)
+    if oblong:
+        size = (4 * model.patch_embed.patch_size[0], 9 * model.patch_embed.patch_size[1])
+        model.set_input_size(img_size=size)
+    front = wt.from_timm(model).tokenizers["image"]
+    pictures = [HOPPER, *EMOJI[:2]]
+    got = front.collate([front.read(p) for p in pictures])["pixels"]
+    steps = transform(model).transforms
+    for picture, mine in zip(pictures, got, strict=True):
+        image = pil(picture)
+        for step in steps[:-2]:
+            image = step(image)
+        assert np.array_equal(np.asarray(image), mine.permute(1, 2, 0).numpy())
+    cfg = resolve_data_config(model=model)
+    assert (front.mean, front.std) == (tuple(cfg["mean"]), tuple(cfg["std"])) and not front.draft
+
+
+def test_sources_by_name_folder_and_file(tmp_path):
+    theirs = small("vit_tiny_patch16_224", num_classes=6)
+    args = {**SMALL, "num_classes": 6}
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    want = theirs(x)
+    from safetensors.torch import save_file
+    from timm.models import save_for_hf
+
+    save_for_hf(theirs, tmp_path / "folder", model_args=args, safe_serialization=True)
+    save_file(theirs.state_dict(), tmp_path / "w.safetensors")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in theirs.state_dict().items()}}, tmp_path / "w.pt")
+    plain = dict(SMALL)
+    for ours in (
+        wt.from_timm(tmp_path / "folder"),
+        wt.from_timm(tmp_path / "w.safetensors", architecture="vit_tiny_patch16_224", options=plain),
+        wt.from_timm(str(tmp_path / "w.pt"), architecture="vit_tiny_patch16_224", options=plain),
+    ):
+        assert (ours({"image": x}) - want).abs().max() < 1e-5
+    named = wt.from_timm("vit_tiny_patch16_224", options={**SMALL, "num_classes": 3})
+    assert named({"image": x}).shape == (2, 3)
+
+
+def test_what_cannot_be_carried_is_an_error_that_names_it(tmp_path):
+    def refused(source, match, **more):
+        with pytest.raises(wt.InputError, match=match):
+            wt.from_timm(source, **more)
+
+    refused("resnet18", "ResNet")
+    refused("vit_tiny_patch61", "near it: .*vit_tiny_patch16")
+    refused("deit_tiny_distilled_patch16_224", "VisionTransformerDistilled", options=SMALL)
+    refused(small("vit_tiny_patch16_224", attn_layer="diff"), "DiffAttention")
+    refused(small("vit_tiny_patch16_224", scale_attn_norm=True), r"blocks.0.attn.norm.weight")
+    refused(small("vit_tiny_patch16_224", global_pool="max"), "pooling 'max'")
+    refused(small("vit_tiny_patch16_224", in_chans=1), "1 channels")
+    refused(small("vit_tiny_patch16_224", dynamic_img_pad=True), "dynamic_img_pad")
+    refused(small("vit_tiny_patch16_224", act_layer="relu"), "activation ReLU")
+    refused(small("vit_base_patch16_xp_224"), "ParallelScalingBlock")
+    refused(small("eva02_tiny_patch14_224", rope_type="dinov3"), "rotary positions")
+    extra = small("vit_tiny_patch16_224")
+    extra.blocks[1].adapter = nn.Linear(2, 2)
+    refused(extra, r"blocks.1.adapter.weight")
+    extra = small("vit_tiny_patch16_224")
+    extra.blocks[1].norm2.eps = 1e-3
+    refused(extra, "norms of one kind and eps")
+    weights = small("vit_tiny_patch16_224").state_dict()
+    for change, match in (
+        (lambda w: w.pop("blocks.1.norm1.bias"), r"missing \['blocks.1.norm1.bias'\]"),
+        (lambda w: w.update({"blocks.1.extra": torch.zeros(1)}), r"unknown \['blocks.1.extra'\]"),
+    ):
+        wrong = dict(weights)
+        change(wrong)
+        torch.save(wrong, tmp_path / "w.pt")
+        refused(tmp_path / "w.pt", match, architecture="vit_tiny_patch16_224", options=SMALL)
+    refused(tmp_path / "w.pt", "architecture=")
+    (tmp_path / "bad.pt").write_bytes(b"not weights")
+    refused(tmp_path / "bad.pt", "bad.pt can't be read", architecture="vit_tiny_patch16_224")
+    refused("vit_tiny_patch16_224", "can't make", options={"no_such_option": 1})
+
+
+def test_training_a_converted_model_moves_it_as_timms():
+    """Gradients of the same loss agree, so that fine-tuning means the same."""
+    theirs = small("vit_base_patch16_siglip_224", num_classes=5)
+    ours = wt.from_timm(theirs)
+    x = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    y = torch.tensor([0, 1, 4])
+    nn.functional.cross_entropy(theirs(x), y).backward()
+    nn.functional.cross_entropy(ours({"image": x}), y).backward()
+    pairs = [
+        (theirs.patch_embed.proj.weight.grad.flatten(1), ours.tokenizers["image"].proj.weight.grad),
+        (theirs.blocks[0].attn.qkv.weight.grad, ours.trunk.blocks[0].attn.qkv.weight.grad),
+        (theirs.attn_pool.latent.grad[0], ours.pool.latent.grad),
+        (theirs.pos_embed.grad[0], ours.tokenizers["image"].pos_embed.grad.flatten(0, 1)),
+    ]
+    for a, b in pairs:
+        assert (a - b).abs().max() < 1e-6 * max(1.0, float(a.abs().max()))
+        assert float(a.abs().max()) > 0
+
+
+def test_bytes_and_paths_predict_alike():
+    ours = wt.from_timm(small("vit_tiny_patch16_224", num_classes=6))
+    data = HOPPER.read_bytes()
+    assert torch.equal(ours.predict([HOPPER]).probabilities, ours.predict([io.BytesIO(data)]).probabilities)
