@@ -116,6 +116,55 @@ def test_logits_equal_timms_within_1e_5(what, tmp_path):
     assert torch.equal(again.logits(pictures, batch_size=4), read)
 
 
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_base_patch16_siglip_224", "eva02_tiny_patch14_224"]
+)
+def test_eps_is_carried(name):
+    """Tokens as small as eps itself: another eps would show."""
+    theirs = small(name, num_classes=5)
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.mul_(1e-3 if p.ndim > 1 else 1.0)
+        for key, p in theirs.named_parameters():
+            if key.endswith("bias") or "gamma" in key:
+                p.zero_()
+    ours = wt.from_timm(theirs)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        want, got = theirs(x), ours({"image": x})
+        large = want.abs().max()
+        assert (want - got).abs().max() < 1e-4 * large
+        for m in ours.modules():
+            if isinstance(m, nn.LayerNorm):
+                m.eps = 1e-5
+        assert (want - ours({"image": x})).abs().max() > 0.1 * large
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_base_patch16_siglip_224", "eva02_tiny_patch14_224"]
+)
+def test_a_batch_of_native_sizes_equals_timms_one_by_one(name):
+    """The same weights behind a front-end of native aspect: rows of unequal length, padding between them."""
+    theirs = small(name, num_classes=5)
+    ours = wt.from_timm(theirs)
+    fixed = ours.tokenizers["image"]
+    native = wt.ImageTokenizer(
+        **{**fixed.config_args(), "size": None, "crop": 1.0, "resize": "crop", "max_tokens": 64}
+    ).eval()
+    native.load_state_dict(fixed.state_dict())
+    ours.tokenizers["image"] = native
+    raws = [native.read(pil(p).resize(s)) for p, s in zip([HOPPER, *EMOJI], SIZES, strict=False)]
+    batch = native.collate(raws)
+    assert len(set(batch["lengths"])) > 2
+    mean, std = (torch.tensor(v)[:, None, None] for v in (native.mean, native.std))
+    with torch.no_grad():
+        got = ours({"image": batch})
+        want = torch.cat([theirs(((r / 255 - mean) / std)[None]) for r in raws])
+    assert (got - want).abs().max() < 1e-5
+
+
+SIZES = [(32, 32), (64, 40), (16, 56), (8, 24), (48, 64)]  # width, height
+
 TAGS = [
     "vit_base_patch16_224.augreg_in21k",  # 0.5, crop 0.9, bicubic
     "deit_tiny_patch16_224.fb_in1k",  # ImageNet's mean, crop 0.9
