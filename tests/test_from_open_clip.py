@@ -100,7 +100,8 @@ def differences(theirs, ours, tokenizer, context=None, size=32):
         text - ours.embed("text", ids),
     ]
     # embeddings that all were alike would agree too easily
-    assert image.std(0).max() > 0.01 and text.std(0).max() > 0.01
+    for vectors in (image, text):
+        assert (vectors - vectors.mean(0)).norm(dim=-1).mean() > 0.05
     return [float(f.abs().max()) for f in found]
 
 
@@ -331,12 +332,13 @@ def test_the_loss_is_the_originals():
 @pytest.mark.filterwarnings("ignore:a text of")
 @pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-32-quickgelu", "ViT-L-14"])
 def test_published_sizes_within_1e_4(name):
-    theirs = randomised(open_clip.create_model(name))
-    with torch.no_grad():  # fan-in scaled, so that no layer saturates at these widths
+    theirs, g = open_clip.create_model(name).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():  # as wide as their start, so that no layer saturates at these widths
         for p in theirs.parameters():
-            if p.ndim == 2:
-                p.mul_(p.shape[-1] ** -0.5 / 0.15)
-        theirs.logit_scale.fill_(3.1)
+            if p.ndim > 1:
+                p.copy_(p.std() * torch.randn(p.shape, generator=g))
+            else:
+                p.add_(0.1 * torch.randn(p.shape, generator=g))
     found = differences(theirs, wt.from_open_clip(theirs), open_clip.get_tokenizer(name), size=224)
     print(f"\n{name:45} pictures {max(found[:2]):.1e} text {max(found[2:]):.1e}")
     assert max(found) < 1e-4
