@@ -359,7 +359,7 @@ def _set(values: Any, place: Sequence[str], value: Any) -> None:
 def _with_vocabularies(model: Any, rows: Any, folder: Path) -> Any:
     """The model section with each ``vocabulary: {train: N}`` learnt from the rows and written to a file."""
 
-    def visit(node: Any, column: str) -> Any:
+    def visit(node: Any, column: str, parent: str = "") -> Any:
         if isinstance(node, list):
             return [visit(v, column) for v in node]
         if not isinstance(node, dict):
@@ -378,6 +378,7 @@ def _with_vocabularies(model: Any, rows: Any, folder: Path) -> Any:
             )
             args["vocabulary"] = str(learnt.save_vocabulary(folder / f"{column}.json"))
             return {"class": node["class"], "args": args}
-        return {k: visit(v, k if k not in ("class", "args") else column) for k, v in node.items()}
+        # the names below `tokenizers` are columns; a front-end inside another one (Reduced) has its column
+        return {k: visit(v, k if parent == "tokenizers" else column, k) for k, v in node.items()}
 
     return visit(model, "text")
