@@ -185,8 +185,8 @@ def _picture(visual: nn.Module, name: str) -> tuple[tuple, str | AttentionPool, 
 
 
 def _picture_timm(visual: nn.Module, name: str, look: dict[str, Any]) -> tuple:
-    look.pop("draft"), look.pop("size")
-    tower = read_vit(visual.trunk, name, look)
+    # timm's tower knows its own size
+    tower = read_vit(visual.trunk, name, {k: v for k, v in look.items() if k not in ("draft", "size")})
     if tower.pool_norm:
         raise InputError(f"{name}: a norm behind pooling (fc_norm) in a picture tower isn't supported")
     layers = dict(visual.head.named_children())

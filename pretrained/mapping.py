@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from worldtokens.errors import InputError
 from worldtokens.parts import load_strictly
 
-ACTIVATIONS = {"QuickGELU": "quick_gelu", "QuickGELUActivation": "quick_gelu", "GELUTanh": "gelu_tanh"}
+ACTIVATIONS = {"QuickGELU": "quick_gelu", "GELUTanh": "gelu_tanh"}
 
 
 def _matcher(pattern: str) -> re.Pattern:

@@ -191,6 +191,7 @@ def test_siglip_embeddings_and_words_equal_open_clips_within_1e_5(siglip_words, 
     front = ours.tokenizers["text"]
     got = front.collate([front.read(c) for c in CAPTIONS])["ids"]
     assert torch.equal(got, tokenizer(CAPTIONS))
+    wt.testing.check_tokenizer(front, CAPTIONS[:4])
     found = differences(theirs, ours, tokenizer)
     print(f"\n{'SigLIP, map, own words':45} pictures {max(found[:2]):.1e} text {max(found[2:]):.1e}")
     assert max(found) < 1e-5 and ours.loss_kind == "siglip"
@@ -326,6 +327,27 @@ def test_the_loss_is_the_originals():
     logits = theirs.logit_scale.exp() * image @ text.T
     want = (F.cross_entropy(logits, torch.arange(6)) + F.cross_entropy(logits.T, torch.arange(6))) / 2
     assert abs(float((got - want).detach())) < 1e-4
+
+
+def test_settings_of_clip_that_the_towers_need():
+    front = {"image": wt.ImageTokenizer(dim=32, size=32), "text": wt.TextTokenizer.clip(dim=32)}
+
+    def clip(**options):
+        return wt.CLIP(front, wt.Transformer(32, 1, 2), **{"dim": 32, **options})
+
+    pool = wt.AttentionPool(32, 2)
+    both = clip(projection={"image": "none", "text": "bias"}, pool={"image": pool, "text": "last"})
+    assert both.projections["text"].bias is not None and not list(both.projections["image"].parameters())
+    image = both.trunk(both.tokenizers["image"].tokens([HOPPER]))
+    assert (both.embed("image", [HOPPER]) - F.normalize(pool(image), dim=-1)).abs().max() < 1e-6
+    for match, options in (
+        ("needs dim=32", {"projection": "none", "dim": 16}),
+        ("projection of 'image' is 'mlp'", {"projection": "mlp"}),
+        ("pool of 'image' is 'max'", {"pool": "max"}),
+        ("projection names", {"projection": {"image": "none"}}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            clip(**options)
 
 
 @pytest.mark.slow

@@ -256,6 +256,33 @@ def test_what_cannot_be_carried_is_an_error_that_names_it(tmp_path):
     refused("vit_tiny_patch16_224", "can't make", options={"no_such_option": 1})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_small_patch16_224.augreg_in21k",
+        "deit_base_patch16_224.fb_in1k",
+        "vit_base_patch16_siglip_256.webli",
+        "vit_small_patch14_reg4_dinov2.lvd142m",
+        "eva02_small_patch14_336.mim_in22k_ft_in1k",
+    ],
+)
+def test_published_sizes_within_1e_4(name):
+    theirs, g = timm.create_model(name).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():  # as wide as usual, so that no layer saturates at these widths
+        for p in theirs.parameters():
+            noise = torch.randn(p.shape, generator=g)
+            p.copy_(p.shape[-1] ** -0.5 * noise) if p.ndim > 1 else p.copy_(p.clamp(min=0.2) + 0.1 * noise)
+    ours = wt.from_timm(theirs)
+    pictures = [HOPPER, EMOJI[0]]
+    with torch.no_grad():
+        want = theirs(torch.stack([transform(theirs)(pil(p)) for p in pictures]))
+    worst = float((ours.logits(pictures) - want).abs().max())
+    apart = float((want[0] - want[1]).abs().max())
+    print(f"\n{name:45} {worst:.1e} of {float(want.abs().max()):.1f}, pictures {apart:.1f} apart")
+    assert worst < 1e-4 and apart > 0.1
+
+
 def test_training_a_converted_model_moves_it_as_timms():
     """Gradients of the same loss agree, so that fine-tuning means the same."""
     theirs = small("vit_base_patch16_siglip_224", num_classes=5)
