@@ -30,7 +30,7 @@ def peer_of(model, context):
     """An open_clip CLIP with the same width, depth, heads, patch, picture size and vocabulary."""
     from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 
-    image, text, cfg = model.tokenizers["image"], model.tokenizers["text"], model.trunk.cfg
+    image, text, cfg = model.tokenizers["image"], plain(model.tokenizers["text"]), model.trunk.cfg
     vision = CLIPVisionCfg(
         layers=cfg.depth,
         width=cfg.dim,
@@ -53,6 +53,11 @@ def peer_of(model, context):
     return CLIP(model.dim, vision, words)
 
 
+def plain(tokenizer):
+    """The front-end itself where tokens are left out of another one's."""
+    return getattr(tokenizer, "tokenizer", tokenizer)
+
+
 class Peer(torch.nn.Module):
     """open_clip's model behind our batches: normalised pixels, ids padded to the context, its own loss."""
 
@@ -60,8 +65,9 @@ class Peer(torch.nn.Module):
         super().__init__()
         from open_clip.loss import ClipLoss
 
-        self.image, self.text = [model.tokenizers["image"]], [model.tokenizers["text"]]  # not its parameters
-        self.context = model.tokenizers["text"].context
+        # in lists, so that they aren't its parameters
+        self.image, self.text = [model.tokenizers["image"]], [plain(model.tokenizers["text"])]
+        self.context = self.text[0].context
         self.net, self.criterion = peer_of(model, self.context), ClipLoss()
 
     def pixels(self, batch):
