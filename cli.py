@@ -18,7 +18,10 @@ COMMANDS = {
     "train": ("worldtokens.training.recipe:main", "train what a recipe describes"),
     "index": ("worldtokens.apps.index_cli:main", "embed a folder's files so that they can be searched"),
     "search": ("worldtokens.apps.search_cli:main", "search an index by words or by a file"),
-    "tokens": ("worldtokens.apps.tokens_cli:main", "what files become: tokens, grids, positions; --show draws them"),
+    "tokens": (
+        "worldtokens.apps.tokens_cli:main",
+        "what files become: tokens, grids, positions; --show draws them",
+    ),
 }
 
 

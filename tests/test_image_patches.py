@@ -81,7 +81,16 @@ def test_sincos_of_three_axes_and_of_a_width_that_does_not_divide():
 
 @pytest.mark.parametrize(
     "old, new",
-    [((14, 14), (16, 16)), ((2, 8), (4, 4)), ((4, 4), (2, 8)), ((16, 16), (5, 9)), ((7, 3), (1, 1)), ((7, 3), (5, 1)), ((7, 1), (5, 1)), ((1, 7), (1, 5))],
+    [
+        ((14, 14), (16, 16)),
+        ((2, 8), (4, 4)),
+        ((4, 4), (2, 8)),
+        ((16, 16), (5, 9)),
+        ((7, 3), (1, 1)),
+        ((7, 3), (5, 1)),
+        ((7, 1), (5, 1)),
+        ((1, 7), (1, 5)),
+    ],
 )
 def test_resampled_positions_equal_an_interpolation(old, new):
     torch.manual_seed(0)

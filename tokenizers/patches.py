@@ -145,7 +145,9 @@ def resample_positions(table: Tensor, grid: Sequence[int]) -> Tensor:
         return table
     # Not F.interpolate on the table: as of torch 2.14 its anti-aliased form gives wrong values on the CPU when the
     # result is one column wide, which a narrow picture is. Each axis by itself is right.
-    weights = [axis_weights(new, old).to(table.device) for new, old in zip(grid, table.shape[:2], strict=True)]
+    weights = [
+        axis_weights(new, old).to(table.device) for new, old in zip(grid, table.shape[:2], strict=True)
+    ]
     return torch.einsum("yi,xj,ijd->yxd", *weights, table.float()).to(table.dtype)
 
 
