@@ -42,6 +42,7 @@ _HOME = {
     "ViewTokenizer": "tokenizers.views",
     "attention_maps": "backbone.maps",
     "build": "parts",
+    "from_hf": "pretrained.from_hf",
     "from_open_clip": "pretrained.from_open_clip",
     "from_timm": "pretrained.from_timm",
     "load": "parts",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from worldtokens.data.manifests import open_rows
     from worldtokens.errors import InputError
     from worldtokens.parts import Part, build, load
+    from worldtokens.pretrained.from_hf import from_hf
     from worldtokens.pretrained.from_open_clip import from_open_clip
     from worldtokens.pretrained.from_timm import from_timm
     from worldtokens.tasks.base import Task

@@ -1,0 +1,91 @@
+"""Hugging Face's models as ours: the same numbers from the same weights. One module a family, one table of names each.
+
+A family is found by `config.model_type`. Its converter takes (config, weights, source) and gives a model of worldtokens;
+what it doesn't know, a setting, a class or a weight, it refuses by name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from worldtokens.errors import InputError
+from worldtokens.pretrained.hf_source import open_source
+
+# config.model_type -> module:function in this room, called as convert(config, weights, source)
+FAMILIES = {
+    "bert": "hf_bert:convert",
+    "clip": "hf_clip:convert",
+    "clip_text_model": "hf_clip:convert",
+    "clip_vision_model": "hf_clip:convert",
+    "distilbert": "hf_bert:convert",
+    "roberta": "hf_bert:convert",
+    "siglip": "hf_siglip:convert",
+    "siglip_text_model": "hf_siglip:convert",
+    "siglip_vision_model": "hf_siglip:convert",
+    "vit": "hf_vit:convert",
+    "xlm-roberta": "hf_bert:convert",
+}
+# a file that is a model by itself: its ending -> module:function, called as convert(path, tokenizer)
+FILES: dict[str, str] = {}
+
+
+def from_hf(
+    source: str | Path | nn.Module,
+    tokenizer: Any = None,
+    processor: Any = None,
+    ignore: Sequence[str] = (),
+) -> Any:
+    """A model of Hugging Face's transformers with equal outputs, its vocabulary and preprocessing included.
+
+    BERT, RoBERTa, XLM-R, DistilBERT and sentence-transformers' folders of them become an `Encoder`; ViT a `Classifier`
+    (an `Encoder` without its head); CLIP and SigLIP a `CLIP` (an `Encoder` where it is one tower).
+
+    Args:
+        source: a folder that `save_pretrained` wrote, a published name (``"sentence-transformers/all-MiniLM-L6-v2"``,
+            downloaded), or a live model of transformers. A folder is read without transformers.
+        tokenizer: the vocabulary, where the source doesn't bring it: a fast tokenizer of transformers, a
+            `tokenizers.Tokenizer`, or the path of a tokenizer.json. A live BERT without any reads numbers: ``"101 2054
+            102"``.
+        processor: how pictures are prepared, where the source doesn't tell: an image processor of transformers, or the
+            dict of a preprocessor_config.json.
+        ignore: patterns of weights to leave out, such as ``"cls.*"``, a masked language model's head. Nothing else
+            is left out; a pattern that matches nothing is an error.
+
+    Returns:
+        The model in eval mode, on the CPU, float32. Dropout isn't carried.
+
+    Raises:
+        InputError: the source can't be found, or is an architecture, a setting or a weight that isn't supported; named.
+    """
+    if not isinstance(source, nn.Module) and Path(source).suffix in FILES and Path(source).is_file():
+        return _found(FILES[Path(source).suffix])(Path(source), tokenizer)
+    config, weights, opened = open_source(source, tokenizer, processor)
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        raise InputError(
+            f"{opened.name} is of model_type {kind!r}; from_hf knows {', '.join(sorted(FAMILIES))}"
+            + "".join(f", and {ending} files" for ending in FILES)
+        )
+    return _found(FAMILIES[kind])(config, _kept(weights, ignore, opened.name), opened).eval()
+
+
+def _found(place: str) -> Any:
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(f"worldtokens.pretrained.{module}"), function)
+
+
+def _kept(weights: dict[str, Tensor], ignore: Sequence[str], name: str) -> dict[str, Tensor]:
+    out = {k: v.float() if v.is_floating_point() else v for k, v in weights.items()}
+    for pattern in ignore:
+        dropped = fnmatch.filter(out, pattern)
+        if not dropped:
+            raise InputError(f"ignore={pattern!r} matches no weight of {name}; it has {sorted(out)[:5]} ...")
+        for key in dropped:
+            del out[key]
+    return out
