@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from worldtokens.backbone.attention import Reading, attend
 from worldtokens.backbone.cache import LayerCache
 from worldtokens.backbone.config import ACTIVATIONS, TransformerConfig, make_norm
+from worldtokens.backbone.modulation import Condition, Modulation, gated, modulated
 from worldtokens.backbone.positions import rotate
 
 
@@ -21,8 +22,9 @@ class Attention(nn.Module):
     def __init__(self, cfg: TransformerConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = cfg.heads, cfg.kv_heads or cfg.heads, cfg.head_dim
-        self.qkv = nn.Linear(cfg.dim, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=cfg.bias)
-        self.proj = nn.Linear(cfg.dim, cfg.dim, bias=cfg.bias)
+        bias = cfg.bias if cfg.qkv_bias is None else cfg.qkv_bias
+        self.qkv = nn.Linear(cfg.dim, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
+        self.proj = nn.Linear(self.heads * self.head_dim, cfg.dim, bias=cfg.bias)
         self.q_norm = make_norm(cfg, self.head_dim) if cfg.qk_norm else nn.Identity()
         self.k_norm = make_norm(cfg, self.head_dim) if cfg.qk_norm else nn.Identity()
 
@@ -56,10 +58,11 @@ class CrossAttention(nn.Module):
     def __init__(self, cfg: TransformerConfig, context_dim: int | None = None) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = cfg.heads, cfg.kv_heads or cfg.heads, cfg.head_dim
-        self.q = nn.Linear(cfg.dim, cfg.dim, bias=cfg.bias)
+        bias = cfg.bias if cfg.qkv_bias is None else cfg.qkv_bias
+        self.q = nn.Linear(cfg.dim, self.heads * self.head_dim, bias=bias)
         width = context_dim or cfg.context_dim or cfg.dim
-        self.kv = nn.Linear(width, 2 * self.kv_heads * self.head_dim, bias=cfg.bias)
-        self.proj = nn.Linear(cfg.dim, cfg.dim, bias=cfg.bias)
+        self.kv = nn.Linear(width, 2 * self.kv_heads * self.head_dim, bias=bias)
+        self.proj = nn.Linear(self.heads * self.head_dim, cfg.dim, bias=cfg.bias)
         self.q_norm = make_norm(cfg, self.head_dim) if cfg.qk_norm else nn.Identity()
         self.k_norm = make_norm(cfg, self.head_dim) if cfg.qk_norm else nn.Identity()
 
@@ -127,15 +130,17 @@ class Block(nn.Module):
     def __init__(self, cfg: TransformerConfig, drop_path: float) -> None:
         super().__init__()
         self.pre_norm, self.drop_path = cfg.pre_norm, drop_path
-        self.norm1, self.attn, self.scale1 = make_norm(cfg), Attention(cfg), make_scale(cfg)
+        affine = not cfg.modulated
+        self.norm1, self.attn, self.scale1 = make_norm(cfg, affine=affine), Attention(cfg), make_scale(cfg)
         self.norm_cross = self.cross = self.scale_cross = None
         if cfg.cross:
             self.norm_cross, self.cross, self.scale_cross = (
-                make_norm(cfg),
+                make_norm(cfg, affine=affine),
                 CrossAttention(cfg),
                 make_scale(cfg),
             )
-        self.norm2, self.mlp, self.scale2 = make_norm(cfg), FeedForward(cfg), make_scale(cfg)
+        self.norm2, self.mlp, self.scale2 = make_norm(cfg, affine=affine), FeedForward(cfg), make_scale(cfg)
+        self.modulation = Modulation(cfg.dim, 3 if cfg.cross else 2) if cfg.modulated else None
 
     def forward(
         self,
@@ -144,6 +149,7 @@ class Block(nn.Module):
         rope: tuple[Tensor, Tensor] | None,
         context: Tensor | None = None,
         layer: LayerCache | None = None,
+        condition: Condition | None = None,
     ) -> Tensor:
         """(B, N, D), or (1, T, D) as `reading` enters it, -> the same.
 
@@ -152,13 +158,18 @@ class Block(nn.Module):
             rope: cosine and sine of their angles.
             context: (B, K, context_dim); None where `layer` holds its keys and values.
             layer: what this layer remembers.
+            condition: what modulates the halves, where the settings say ``modulated``.
         """
         if self.pre_norm:
-            x = x + self._drop(self.scale1(self.attn(self.norm1(x), reading, rope, layer)), reading)
+            own, *between, last = [None] * 3 if self.modulation is None else self.modulation(condition)
+            made = self.attn(modulated(self.norm1(x), own), reading, rope, layer)
+            x = x + self._drop(gated(self.scale1(made), own), reading)
             if self.cross is not None:
-                read = self.cross(self.norm_cross(x), context, reading.cross, layer)
-                x = x + self._drop(self.scale_cross(read), reading)
-            return x + self._drop(self.scale2(self.mlp(self.norm2(x))), reading)
+                (mid,) = between
+                read = self.cross(modulated(self.norm_cross(x), mid), context, reading.cross, layer)
+                x = x + self._drop(gated(self.scale_cross(read), mid), reading)
+            made = self.mlp(modulated(self.norm2(x), last))
+            return x + self._drop(gated(self.scale2(made), last), reading)
         x = self.norm1(x + self._drop(self.scale1(self.attn(x, reading, rope, layer)), reading))
         if self.cross is not None:
             read = self.cross(x, context, reading.cross, layer)

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from worldtokens.backbone.positions import checked_scaling
+
 SIZES = {
     # name: (dim, depth, heads), as ViT-Ti / S / B
     "tiny": (192, 12, 3),
@@ -41,9 +43,15 @@ class TransformerConfig:
         first_norm: a norm before the first block, as in CLIP and BERT.
         final_norm: a norm after the last block. None: as `pre_norm` says.
         mlp_norm: a norm inside the feed-forward, before its second map, as in EVA-02.
+        modulated: a condition of width `dim` shifts, scales and gates every half (adaLN-zero, see `modulation`).
         checkpoint: recompute blocks in the backward pass to save memory.
         cross: each block also reads a context, between its two halves.
         context_dim: width of the context's tokens. None: `dim`.
+        qkv_bias: the map to queries, keys and values has a bias. None: as `bias` says; Qwen2 has this one alone.
+        head_width: width E of a head; heads x head_width needn't be `dim` (Qwen3). None: dim / heads.
+        rope_scaling: ``(factor, low, high, original)``: waves longer than original / low positions are stretched by
+            `factor`, those shorter than original / high aren't, between them gradually, as Llama 3.1 reads 128k tokens
+            after `original` = 8,192 in training. None: as they are.
     """
 
     dim: int
@@ -68,26 +76,34 @@ class TransformerConfig:
     context_dim: int | None = None
     first_norm: bool = False
     mlp_norm: bool = False
+    qkv_bias: bool | None = None
+    head_width: int | None = None
+    rope_scaling: tuple[float, float, float, float] | None = None
+    modulated: bool = False
 
     def __post_init__(self) -> None:
         kv = self.kv_heads or self.heads
-        if self.dim % self.heads or self.heads % kv:
+        if self.rope_scaling is not None:
+            object.__setattr__(self, "rope_scaling", checked_scaling(self.rope_scaling))
+        if (self.head_width is None and self.dim % self.heads) or self.heads % kv:
             raise ValueError(f"heads={self.heads} must divide dim={self.dim}, and kv_heads={kv} divide heads")
         for name, allowed in (("norm", NORMS), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}, expected one of {sorted(allowed)}")
         if self.rope not in (0, 1, 2, 3):
             raise ValueError(f"rope={self.rope}, expected 0 (none), 1 (t), 2 (y, x) or 3 (t, y, x)")
-        if self.rope and (self.dim // self.heads) % 2:
-            raise ValueError(f"rope turns pairs of channels: dim / heads = {self.dim // self.heads} is odd")
+        if self.rope and self.head_dim % 2:
+            raise ValueError(f"rope turns pairs of channels: a head of {self.head_dim} is odd")
         if not 0.0 <= self.drop_path < 1.0:
             raise ValueError(f"drop_path={self.drop_path}, expected 0 <= drop_path < 1")
         if self.context_dim is not None and not self.cross:
             raise ValueError(f"context_dim={self.context_dim} without a context: give cross=True too")
+        if self.modulated and not self.pre_norm:
+            raise ValueError("modulated=True changes what the norms before each half give: it needs pre_norm=True")
 
     @property
     def head_dim(self) -> int:
-        return self.dim // self.heads
+        return self.head_width or self.dim // self.heads
 
     @property
     def inner(self) -> int:
@@ -111,5 +127,5 @@ NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu, "swiglu": None}
 
 
-def make_norm(cfg: TransformerConfig, dim: int | None = None) -> nn.Module:
-    return NORMS[cfg.norm](dim or cfg.dim, eps=cfg.eps)
+def make_norm(cfg: TransformerConfig, dim: int | None = None, affine: bool = True) -> nn.Module:
+    return NORMS[cfg.norm](dim or cfg.dim, eps=cfg.eps, elementwise_affine=affine)

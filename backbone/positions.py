@@ -6,11 +6,18 @@ axes the pairs are shared out between the axes, as 2-D and 3-D RoPE do.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+Scaling = tuple[float, float, float, float]
 
-def rope_angles(pos: Tensor, head_dim: int, axes: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
+
+def rope_angles(
+    pos: Tensor, head_dim: int, axes: int, theta: float = 10000.0, scaling: Scaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every pair's angle.
 
     Args:
@@ -19,18 +26,40 @@ def rope_angles(pos: Tensor, head_dim: int, axes: int, theta: float = 10000.0) -
         axes: 1 turns by t, 2 by (y, x), 3 by (t, y, x). Each axis gets ``head_dim // 2 // axes`` pairs; pairs
             left over aren't turned.
         theta: the longest wavelength is about 2 pi theta positions.
+        scaling: as `TransformerConfig.rope_scaling`.
 
     Returns:
         cos, sin, each (B, N, 1, head_dim / 2) float32.
     """
     used = pos[..., :1] if axes == 1 else pos[..., 3 - axes :]
     pairs = head_dim // 2 // axes
-    freq = theta ** (-torch.arange(pairs, dtype=torch.float32, device=pos.device) / pairs)
+    # rounded in the order in which published models do: at place 4,000 another one is 2e-4 of a turn away
+    freq = 1.0 / theta ** (torch.arange(pairs, dtype=torch.float32, device=pos.device) / pairs)
+    if scaling is not None:
+        freq = _stretched(freq, scaling)
     angles = (used.float()[..., None] * freq).flatten(-2)  # (B, N, axes * pairs)
     rest = head_dim // 2 - angles.shape[-1]
     if rest:
         angles = torch.nn.functional.pad(angles, (0, rest))
     return angles.cos()[:, :, None], angles.sin()[:, :, None]
+
+
+def _stretched(freq: Tensor, scaling: Scaling) -> Tensor:
+    """Llama 3.1's frequencies for texts longer than those of its training."""
+    factor, low, high, original = scaling
+    turns = original / (2 * math.pi / freq)  # of each pair within the original length
+    share = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as it was
+    return (1 - share) * freq / factor + share * freq
+
+
+def checked_scaling(scaling: Sequence[float]) -> Scaling:
+    """Four numbers in their ranges, as floats."""
+    good = len(scaling) == 4 and all(isinstance(v, int | float) and v > 0 for v in scaling)
+    if not good or scaling[1] >= scaling[2]:
+        raise ValueError(
+            f"rope_scaling={scaling!r}, expected (factor, low, high, original), all above 0 and low below high"
+        )
+    return tuple(float(v) for v in scaling)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from worldtokens.backbone.attention import plan
 from worldtokens.backbone.block import Block
 from worldtokens.backbone.cache import Cache
 from worldtokens.backbone.config import SIZES, TransformerConfig, make_norm
+from worldtokens.backbone.modulation import Modulation, modulated, spread
 from worldtokens.backbone.positions import rope_angles
 from worldtokens.parts import Part
 from worldtokens.tokens import Tokens
@@ -58,6 +59,10 @@ class Transformer(Part):
         context_dim: int | None = None,
         first_norm: bool = False,
         mlp_norm: bool = False,
+        qkv_bias: bool | None = None,
+        head_width: int | None = None,
+        rope_scaling: tuple[float, float, float, float] | None = None,
+        modulated: bool = False,
     ) -> None:
         given = {k: v for k, v in locals().items() if k in TransformerConfig.__dataclass_fields__}
         super().__init__()
@@ -66,7 +71,9 @@ class Transformer(Part):
         last = max(1, depth - 1)
         self.first_norm = make_norm(cfg) if first_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(cfg, drop_path * i / last) for i in range(depth))
-        self.norm = make_norm(cfg) if (pre_norm if final_norm is None else final_norm) else nn.Identity()
+        last_norm = pre_norm if final_norm is None else final_norm
+        self.norm = make_norm(cfg, affine=not modulated) if last_norm else nn.Identity()
+        self.modulation = Modulation(dim, 1, gated=False) if modulated and last_norm else None
         init_weights(self)
 
     @classmethod
@@ -96,6 +103,7 @@ class Transformer(Part):
         context: Tokens | None = None,
         cache: Cache | None = None,
         kind: str | None = None,
+        condition: Tensor | None = None,
     ) -> Tokens:
         """Update every token by what it may read.
 
@@ -106,11 +114,13 @@ class Transformer(Part):
             cache: what was read before; these tokens read it too, by the one rule, and are held in it after. Their
                 `pos` and `block` are taken as they are: `cache.follow(tokens)` numbers them on.
             kind: force a way of reading (see `backbone/attention.py`); for tests and benchmarks.
+            condition: what every block is modulated by where ``modulated=True``: (S, D), one for each sample in the order
+                in which `Tokens.pool` gives them, so (B, D) where a row holds one; or (B, N, D), one for each token.
 
         Returns:
             The same tokens with new `x`; zeros at padding.
         """
-        self._check(tokens, context, cache)
+        self._check(tokens, context, cache, condition)
         n = tokens.shape[1]
         if n == 0:
             return tokens
@@ -122,17 +132,26 @@ class Transformer(Part):
         rope = None
         if self.cfg.rope:
             pos = reading.enter(_emptied(tokens, tokens.pos))
-            rope = rope_angles(pos, self.cfg.head_dim, self.cfg.rope, self.cfg.rope_theta)
+            rope = rope_angles(
+                pos, self.cfg.head_dim, self.cfg.rope, self.cfg.rope_theta, self.cfg.rope_scaling
+            )
         read = None if context is None else reading.cross.enter(_emptied(context, context.x))
+        by = None if condition is None else spread(condition, tokens, reading)
         for i, block in enumerate(self.blocks):
             if self.cfg.checkpoint and self.training and torch.is_grad_enabled() and cache is None:
-                x = recompute(block, x, reading, rope, read, use_reentrant=False)
+                x = recompute(block, x, reading, rope, read, None, by, use_reentrant=False)
             else:
-                x = block(x, reading, rope, read, None if cache is None else cache.layers[i])
-        x = reading.leave(self.norm(x))
+                x = block(x, reading, rope, read, None if cache is None else cache.layers[i], by)
+        x = self.norm(x) if self.modulation is None else modulated(self.norm(x), self.modulation(by)[0])
+        x = reading.leave(x)
         return tokens.replace(x=x if reading.gather is not None else _emptied(tokens, x))
 
-    def _check(self, tokens: Tokens, context: Tokens | None, cache: Cache | None) -> None:
+    def _check(
+        self, tokens: Tokens, context: Tokens | None, cache: Cache | None, condition: Tensor | None
+    ) -> None:
+        if self.cfg.modulated != (condition is not None):
+            has, got = ("modulated=True", "none") if self.cfg.modulated else ("modulated=False", "one")
+            raise ValueError(f"this Transformer has {has} and got {got}: trunk(tokens, condition=(B, {self.dim}))")
         if tokens.dim != self.dim:
             raise ValueError(
                 f"tokens are {tokens.dim} wide and this Transformer {self.dim}: give the front-end dim={self.dim}"
@@ -170,7 +189,7 @@ def init_weights(trunk: Transformer) -> None:
     Widths decide the spread, as in the first CLIP models (Radford et al. 2021): query, key and value maps
     get std D^-1/2 of what they read, the feed-forward's first map (2 D)^-1/2, and the maps that write to the residual
     path D^-1/2 (parts depth)^-1/2, as in GPT-2 (parts: 2, or 3 with a context), so that the path's variance doesn't
-    grow with depth. Biases are 0, norms' gains 1; LayerScale keeps its own start.
+    grow with depth. Biases are 0, norms' gains 1; LayerScale keeps its own start, and `Modulation` its zeros.
     """
     cfg = trunk.cfg
     d, depth = cfg.dim, max(1, cfg.depth)
