@@ -99,7 +99,9 @@ class TransformerConfig:
         if self.context_dim is not None and not self.cross:
             raise ValueError(f"context_dim={self.context_dim} without a context: give cross=True too")
         if self.modulated and not self.pre_norm:
-            raise ValueError("modulated=True changes what the norms before each half give: it needs pre_norm=True")
+            raise ValueError(
+                "modulated=True changes what the norms before each half give: it needs pre_norm=True"
+            )
 
     @property
     def head_dim(self) -> int:

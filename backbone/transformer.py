@@ -151,7 +151,9 @@ class Transformer(Part):
     ) -> None:
         if self.cfg.modulated != (condition is not None):
             has, got = ("modulated=True", "none") if self.cfg.modulated else ("modulated=False", "one")
-            raise ValueError(f"this Transformer has {has} and got {got}: trunk(tokens, condition=(B, {self.dim}))")
+            raise ValueError(
+                f"this Transformer has {has} and got {got}: trunk(tokens, condition=(B, {self.dim}))"
+            )
         if tokens.dim != self.dim:
             raise ValueError(
                 f"tokens are {tokens.dim} wide and this Transformer {self.dim}: give the front-end dim={self.dim}"
