@@ -36,35 +36,12 @@ class Speller:
         return self._rust.decode([self._known(i) for i in _whole(ids)], skip_special_tokens=not special)
 
     def stream(self, ids: Iterable[int] | Tensor, special: bool) -> Iterator[str]:
-        if self._table is None:
-            yield from self._stream_rust(_whole(ids), special)
-            return
-        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        space = b""  # CLIP marks the ends of words: the space after one is due when another follows
+        spelling = Spelling(self, special)
         for i in _whole(ids):
-            i = self._known(i)
-            if i in self._specials and not special:
-                continue
-            raw, ends = self._table[i]
-            text = utf8.decode(space + raw)
-            space = b" " if ends else b""
-            if text:
+            if text := spelling.push(i):
                 yield text
-        rest = utf8.decode(b"", final=True)
-        if rest:
+        if rest := spelling.end():
             yield rest
-
-    def _stream_rust(self, ids: Iterable[int], special: bool) -> Iterator[str]:
-        # such decoders look at a token's neighbours: all is decoded again and what is new is handed out
-        held, shown, text = [], 0, ""
-        for i in ids:
-            held.append(self._known(i))
-            text = self._rust.decode(held, skip_special_tokens=not special)
-            if len(text) > shown and not text.endswith("\ufffd"):
-                yield text[shown:]
-                shown = len(text)
-        if text[shown:]:
-            yield text[shown:]
 
     def spell(self, i: int) -> bytes:
         i = self._known(i)
@@ -78,6 +55,44 @@ class Speller:
         if not 0 <= i < self._size:
             raise InputError(f"id {i} is outside this vocabulary of {self._size} tokens")
         return int(i)
+
+
+class Spelling:
+    """One text being spelled: ids go in, text comes out as soon as its characters are whole.
+
+    Args:
+        speller: of the vocabulary.
+        special: spell control tokens out.
+    """
+
+    def __init__(self, speller: Speller, special: bool) -> None:
+        self._of, self._special = speller, special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._space = b""  # CLIP marks the ends of words: the space after one is due when another follows
+        self._held, self._shown, self._text = [], 0, ""
+
+    def push(self, i: int) -> str:
+        """One more id -> what it lets be shown, often all of it, "" where a character is unfinished."""
+        of, i = self._of, self._of._known(i)
+        if of._table is not None:
+            if i in of._specials and not self._special:
+                return ""
+            raw, ends = of._table[i]
+            text = self._utf8.decode(self._space + raw)
+            self._space = b" " if ends else b""
+            return text
+        # such decoders look at a token's neighbours: all is decoded again and what is new is handed out
+        self._held.append(i)
+        self._text = of._rust.decode(self._held, skip_special_tokens=not self._special)
+        return "" if self._text.endswith("\ufffd") else self._rest()
+
+    def end(self) -> str:
+        """What was held back: an unfinished character's stand-in, or ""."""
+        return self._utf8.decode(b"", final=True) if self._of._table is not None else self._rest()
+
+    def _rest(self) -> str:
+        new, self._shown = self._text[self._shown :], max(self._shown, len(self._text))
+        return new
 
 
 def _byte_table(rust: tokenizers.Tokenizer, size: int) -> list[tuple[bytes, bool]]:

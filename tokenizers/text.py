@@ -31,7 +31,7 @@ from worldtokens.parts import write_whole
 from worldtokens.tokenizers import clip_text
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.cleaning import CLEANINGS
-from worldtokens.tokenizers.spelling import Speller
+from worldtokens.tokenizers.spelling import Speller, Spelling
 from worldtokens.tokenizers.vocabulary import around, checked_text, open_vocabulary, train_bpe
 from worldtokens.tokens import Tokens
 
@@ -290,6 +290,10 @@ class TextTokenizer(Tokenizer):
     def stream(self, ids: Iterable[int] | Tensor, *, special: bool = False) -> Iterator[str]:
         """Text as its ids come in, one by one. Bytes of an unfinished character are held back until it is whole."""
         return self._speller.stream(ids, special)
+
+    def spelling(self, *, special: bool = False) -> Spelling:
+        """`stream` from the other side, for ids that are yet to be made: `push(id)` gives text, `end()` the rest."""
+        return Spelling(self._speller, special)
 
     def spell(self, id: int) -> bytes:
         """The bytes that one id stands for, which may be a part of a character; a special token's are its name.
