@@ -22,6 +22,7 @@ COMMANDS = {
         "worldtokens.apps.tokens_cli:main",
         "what files become: tokens, grids, positions; --show draws them",
     ),
+    "results": ("worldtokens.apps.results:main", "measure tasks beside their baselines; write the table"),
 }
 
 
