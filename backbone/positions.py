@@ -36,7 +36,7 @@ def rope_angles(
     # rounded in the order in which published models do: at place 4,000 another one is 2e-4 of a turn away
     freq = 1.0 / theta ** (torch.arange(pairs, dtype=torch.float32, device=pos.device) / pairs)
     if scaling is not None:
-        freq = _stretched(freq, scaling)
+        freq = stretched(freq, scaling)
     angles = (used.float()[..., None] * freq).flatten(-2)  # (B, N, axes * pairs)
     rest = head_dim // 2 - angles.shape[-1]
     if rest:
@@ -44,7 +44,7 @@ def rope_angles(
     return angles.cos()[:, :, None], angles.sin()[:, :, None]
 
 
-def _stretched(freq: Tensor, scaling: Scaling) -> Tensor:
+def stretched(freq: Tensor, scaling: Scaling) -> Tensor:
     """Llama 3.1's frequencies for texts longer than those of its training."""
     factor, low, high, original = scaling
     turns = original / (2 * math.pi / freq)  # of each pair within the original length
