@@ -1,13 +1,14 @@
 """CLIP: two or more modalities in one space, matching rows pulled together (Radford et al. 2021).
 
-Any front-ends by column name, one trunk for all or one each. The loss is open_clip's (`ClipLoss`, `SigLipLoss`), over
-every pair of columns that a batch has.
+Any number of front-ends by column name, one trunk for all or one each; a row may lack any of its columns, and so may
+a whole batch. The loss is that of each pair of columns (`pair_loss`), averaged over the pairs that the batch has.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from worldtokens.backbone.pooling import POOLS, AttentionPool, pool_tokens, usua
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tasks.base import Task
-from worldtokens.tasks.retrieval import ranks, summary
+from worldtokens.tasks.pair_loss import alike, gather_rows, key_of, pair_loss
+from worldtokens.tasks.retrieval import between
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokens import Tokens
 
@@ -46,9 +48,15 @@ class CLIP(Task):
         loss: ``"clip"`` (softmax over the batch) or ``"siglip"`` (a sigmoid for every pair, Zhai et al. 2023).
         projection: from a trunk's width to `dim`, for all columns or by name: ``"linear"``, ``"bias"`` (linear with a
             bias) or ``"none"``.
+        pairs: the pairs of columns that the loss is over, e.g. ``[["image", "text"], ["image", "audio"]]``; None: all.
+            A pair left out is matched by way of the others (ImageBind, Girdhar et al. 2023).
+        same: columns by which rows are alike: two rows of one value there show the same thing, so neither is the other's
+            negative. Front-ends' columns, compared as read, or others of the row, such as ``"id"`` where several rows
+            belong to one picture. None: the columns of text, so that a caption which several rows of a batch share is
+            no false negative. ``[]``: every other row is a negative, as in open_clip.
 
     Raises:
-        ValueError: fewer than two columns, or widths that don't fit.
+        ValueError: fewer than two columns, widths that don't fit, or pairs of unknown columns.
     """
 
     metric = ("mean/R@10", "max")
@@ -61,6 +69,8 @@ class CLIP(Task):
         pool: str | dict[str, str | AttentionPool] | None = None,
         loss: str = "clip",
         projection: str | dict[str, str] = "linear",
+        pairs: list[list[str]] | None = None,
+        same: list[str] | None = None,
     ) -> None:
         super().__init__()
         if len(tokenizers) < 2:
@@ -92,6 +102,9 @@ class CLIP(Task):
         start = math.log(1 / 0.07) if loss == "clip" else math.log(10.0)
         self.logit_scale = nn.Parameter(torch.tensor(start))
         self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if loss == "siglip" else None
+        self.pairs = _checked_pairs(pairs, list(tokenizers))
+        text = [name for name, t in tokenizers.items() if t.modality == "text"]
+        self.same = text if same is None else list(same)
 
     @property
     def columns(self) -> list[str]:
@@ -115,59 +128,65 @@ class CLIP(Task):
         """The embeddings of every column that the batch has: ``{column: (rows that have it, dim)}``."""
         return {name: self.encode(name, batch[name]) for name in self.tokenizers if name in batch}
 
+    def read(
+        self,
+        row: Mapping[str, Any],
+        rng: random.Random | None = None,
+        augment: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    ) -> dict[str, Any]:
+        """As `Task.read`, and the columns named in `same`."""
+        raws = super().read(row, rng, augment)
+        others = (name for name in self.same if name not in self.tokenizers and row.get(name) is not None)
+        return raws | {name: row[name] for name in others}
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
+        """As `Task.collate`; ``batch["same"]`` is (rows, K) int64, where rows that are alike share a number above 0."""
+        batch = super().collate(rows)
+        if self.same:
+            keys = [[key_of(row[name]) if name in row else 0 for name in self.same] for row in rows]
+            batch["same"] = torch.tensor(keys, dtype=torch.int64).view(len(rows), len(self.same))
+        return batch
+
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The contrastive loss over every pair of columns, of the rows that have both.
+        """The contrastive loss of every pair of columns, over the rows that have both; the mean over the pairs.
 
         A batch without a single pair gives a zero that still has a graph.
         """
         with torch.no_grad():  # in place, so that the rate can still pull it back from the bound
             self.logit_scale.clamp_(0.0, math.log(MAX_SCALE))
         found = self(batch)
-        n, has = batch["weight"], batch["has"]
-        losses, figures = [], {}
-        for a, b in itertools.combinations(self.columns, 2):
-            pair = self._rows(found.get(a), found.get(b), has.get(a), has.get(b), n)
-            # every process asks for every pair, also one that it has no row of: the others wait for it
-            pair = gather_rows(*pair)
-            if len(pair[0]):
-                losses.append(self._pair_loss(*pair))
-                figures[f"{a}-{b}"] = losses[-1].detach()
-        if losses:
-            total = torch.stack(losses).mean()
-        else:
-            total = sum(f.sum() for f in found.values()) * 0.0 + self.logit_scale * 0.0
-        if len(losses) < 2:
-            figures = {}
-        return {"loss": total, "scale": self.logit_scale.detach().exp(), **figures}
+        x, has = self._placed(found, batch["has"], batch["weight"])
+        same = batch["same"] if "same" in batch else has.new_zeros(len(has), 0, dtype=torch.int64)
+        x, facts = gather_rows(x, torch.cat([has.long(), same], 1))
+        has, same = facts[:, : len(self.columns)] > 0, alike(facts[:, len(self.columns) :])
+        scale, losses, counts = self.logit_scale.exp(), [], []
+        for a, b in self.pairs:
+            i, j = self.columns.index(a), self.columns.index(b)
+            both = has[:, i] & has[:, j]
+            losses.append(pair_loss(x[:, i], x[:, j], both, same, scale, self.logit_bias))
+            counts.append(both.any())
+        total = torch.stack(losses).sum() / torch.stack(counts).sum().clamp(min=1)
+        figures = {}
+        if len(self.pairs) > 1:
+            pairs = zip(self.pairs, losses, strict=True)
+            figures = {f"{a}-{b}": loss.detach() for (a, b), loss in pairs if a in found and b in found}
+        return {"loss": total, "scale": scale.detach(), **figures}
 
-    def _rows(
-        self,
-        a: Tensor | None,
-        b: Tensor | None,
-        has_a: tuple[int, ...] | None,
-        has_b: tuple[int, ...] | None,
-        n: int,
+    def _placed(
+        self, found: Mapping[str, Tensor], has: Mapping[str, tuple[int, ...] | None], n: int
     ) -> tuple[Tensor, Tensor]:
-        """The rows of two columns that both have, in step; none where a column is missing."""
-        if a is None or b is None:
-            none = self.logit_scale.new_zeros(0, self.dim)
-            return none, none
-        if has_a is None and has_b is None:
-            return a, b
-        place_a = {row: i for i, row in enumerate(range(n) if has_a is None else has_a)}
-        place_b = {row: i for i, row in enumerate(range(n) if has_b is None else has_b)}
-        both = [row for row in place_a if row in place_b]
-        pick_a = torch.tensor([place_a[r] for r in both], dtype=torch.long, device=a.device)
-        pick_b = torch.tensor([place_b[r] for r in both], dtype=torch.long, device=b.device)
-        return a[pick_a], b[pick_b]
-
-    def _pair_loss(self, a: Tensor, b: Tensor) -> Tensor:
-        from open_clip.loss import ClipLoss, SigLipLoss
-
-        scale = self.logit_scale.exp()
-        if self.loss_kind == "siglip":
-            return SigLipLoss()(a, b, scale, self.logit_bias)
-        return ClipLoss()(a, b, scale)
+        """Embeddings at their rows' places, (n, C, dim) with zeros elsewhere, and which are there, (n, C) bool."""
+        columns, there = [], []
+        for name in self.columns:
+            x, rows = found.get(name), has.get(name)
+            if x is None:
+                x, rows = self.logit_scale.new_zeros(n, self.dim), ()
+            elif rows is not None:
+                places = torch.tensor(rows, dtype=torch.long, device=x.device)
+                x = x.new_zeros(n, self.dim).index_copy(0, places, x)
+            columns.append(x)
+            there.append([True] * n if rows is None else [i in set(rows) for i in range(n)])
+        return torch.stack(columns, 1), torch.tensor(there, device=columns[0].device).view(-1, n).T
 
     # ---- what a person asks ------------------------------------------------------------------------------
 
@@ -280,19 +299,20 @@ class CLIP(Task):
                 owner += [i] * len(values)
             if sources:
                 vectors[name], ids[name] = self.embed(name, sources, batch_size), owner
-        out: dict[str, float] = {}
-        for a, b in itertools.permutations(vectors, 2):
-            common = set(ids[a]) & set(ids[b])
-            if not common:
-                continue
-            qa, qi = _only(vectors[a], ids[a], common)
-            cb, ci = _only(vectors[b], ids[b], common)
-            figures = summary(ranks(qa, cb, qi, ci), qi, ci)
-            out |= {f"{a}_to_{b}/{k}": v for k, v in figures.items()}
+        out = between(vectors, ids)
         if not out:
             raise InputError(f"no row has two of this model's columns {self.columns}")
-        tens = [v for k, v in out.items() if k.endswith("/R@10")]
-        return out | {"mean/R@10": sum(tens) / len(tens)}
+        return out
+
+
+def _checked_pairs(pairs: Sequence[Sequence[str]] | None, columns: Sequence[str]) -> list[tuple[str, str]]:
+    if pairs is None:
+        return list(itertools.combinations(columns, 2))
+    found = [tuple(p) for p in pairs]
+    known = all(len(set(p)) == len(p) == 2 and set(p) <= set(columns) for p in found)
+    if not found or not known or len({frozenset(p) for p in found}) != len(found):
+        raise ValueError(f"pairs={list(pairs)!r}, expected different pairs of the columns {list(columns)}")
+    return found
 
 
 def _projection(column: str, kind: str, width: int, dim: int) -> nn.Module:
@@ -307,41 +327,3 @@ def _projection(column: str, kind: str, width: int, dim: int) -> nn.Module:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
-
-
-def gather_rows(*columns: Tensor) -> tuple[Tensor, ...]:
-    """The rows of all processes, in the order of their ranks, with gradients back to each; they may differ in number.
-
-    Every process then has the loss of the whole batch, as one process would: DDP's mean over equal losses is right.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return columns
-    world = torch.distributed.get_world_size()
-    if world == 1:
-        return columns
-    mine = torch.tensor([len(columns[0])], device=columns[0].device)
-    counts = [torch.empty_like(mine) for _ in range(world)]
-    torch.distributed.all_gather(counts, mine)
-    counts = [int(c) for c in counts]
-    return tuple(_Gather.apply(c, counts, torch.distributed.get_rank()) for c in columns)
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, counts: list[int], rank: int) -> Tensor:
-        ctx.first, ctx.count = sum(counts[:rank]), counts[rank]
-        padded = F.pad(x, (0, 0, 0, max(counts) - len(x))).contiguous()
-        parts = [torch.empty_like(padded) for _ in counts]
-        torch.distributed.all_gather(parts, padded)
-        return torch.cat([p[:c] for p, c in zip(parts, counts, strict=True)])
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        grad = grad.contiguous().clone()
-        torch.distributed.all_reduce(grad)
-        return grad[ctx.first : ctx.first + ctx.count], None, None
-
-
-def _only(vectors: Tensor, ids: list[int], keep: set[int]) -> tuple[Tensor, list[int]]:
-    places = [i for i, owner in enumerate(ids) if owner in keep]
-    return vectors[places], [ids[i] for i in places]

@@ -7,11 +7,16 @@ gives NaN.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def ranks(
@@ -79,3 +84,59 @@ def chance(candidates: int, true: int, k: int) -> float:
         return 1.0
     miss = math.comb(candidates - true, k) / math.comb(candidates, k)
     return 1.0 - miss
+
+
+def between(vectors: Mapping[str, Tensor], ids: Mapping[str, Sequence[Hashable]]) -> dict[str, float]:
+    """Retrieval between every two kinds of things, both ways, over the ids that both have.
+
+    Args:
+        vectors: kind -> (n, D) embeddings of unit length.
+        ids: kind -> the n ids of its vectors; one id may come several times (captions of one picture): each is a
+            query, and as candidates any of them is a hit.
+
+    Returns:
+        ``"text_to_image/R@1"`` and the other figures of `summary` for every ordered pair that shares an id, and
+        ``"mean/R@10"`` over those; empty where no two kinds do.
+    """
+    out: dict[str, float] = {}
+    for a, b in itertools.permutations(vectors, 2):
+        common = set(ids[a]) & set(ids[b])
+        if not common:
+            continue
+        (qa, qi), (cb, ci) = (_only(vectors[k], ids[k], common) for k in (a, b))
+        out |= {f"{a}_to_{b}/{k}": v for k, v in summary(ranks(qa, cb, qi, ci), qi, ci).items()}
+    tens = [v for k, v in out.items() if k.endswith("/R@10")]
+    return out | ({"mean/R@10": sum(tens) / len(tens)} if tens else {})
+
+
+def _only(vectors: Tensor, ids: Sequence[Hashable], keep: set[Hashable]) -> tuple[Tensor, list[Hashable]]:
+    places = [i for i, owner in enumerate(ids) if owner in keep]
+    return vectors[places], [ids[i] for i in places]
+
+
+def retrieval_table(figures: Mapping[str, float], title: str | None = None) -> Table:
+    """The figures of `between` or `CLIP.evaluate` as a table for a person, a line for each pair and way.
+
+    Args:
+        figures: with ``"a_to_b/R@k"``, ``"a_to_b/chance@k"``, ``"a_to_b/median_rank"`` and ``.../candidates``.
+        title: above the table.
+
+    Returns:
+        A rich Table: ``rich.print(wt.retrieval_table(model.evaluate(rows)))``.
+    """
+    from rich.table import Table
+
+    ways = list(dict.fromkeys(k.partition("/")[0] for k in figures if k.endswith("/median_rank")))
+    at = sorted({int(k.rpartition("@")[2]) for k in figures if "/R@" in k and k.partition("/")[0] in ways})
+    table = Table(title=title)
+    table.add_column("find", no_wrap=True)
+    for k in at:
+        table.add_column(f"R@{k} %", justify="right")
+        table.add_column("chance", justify="right", style="dim")
+    table.add_column("median rank", justify="right")
+    for way in ways:
+        of = int(figures[f"{way}/candidates"])
+        cells = [f"{100 * figures[f'{way}/{kind}@{k}']:.1f}" for k in at for kind in ("R", "chance")]
+        a, _, b = way.partition("_to_")
+        table.add_row(f"{b} by {a}", *cells, f"{figures[f'{way}/median_rank']:,.0f} of {of:,}")
+    return table
