@@ -15,6 +15,7 @@ _HOME = {
     "AudioTokenizer": "tokenizers.audio",
     "Batch": "tokenizers.base",
     "CLIP": "tasks.contrastive",
+    "Captioner": "tasks.captioning",
     "Classifier": "tasks.classification",
     "DiscreteTokenizer": "tokenizers.discrete",
     "FSQ": "tokenizers.quantize",
@@ -45,14 +46,17 @@ _HOME = {
     "from_hf": "pretrained.from_hf",
     "from_open_clip": "pretrained.from_open_clip",
     "from_timm": "pretrained.from_timm",
+    "linear_probe": "tasks.probe",
     "load": "parts",
     "mask_tokens": "tokenizers.reduce",
     "merge_tokens": "tokenizers.reduce",
     "modality_id": "tokens",
     "open_rows": "data.manifests",
     "pack": "tokens",
+    "retrieval_table": "tasks.retrieval",
     "train": "training.loop",
     "visible": "tokens",
+    "zero_shot_top1": "tasks.probe",
 }
 _MODULES = {room: room for room in ("apps", "backbone", "data", "tasks", "testing", "tokenizers", "training")}
 _MODULES["samples"] = "data.samples"
@@ -90,8 +94,11 @@ if TYPE_CHECKING:
     from worldtokens.pretrained.from_open_clip import from_open_clip
     from worldtokens.pretrained.from_timm import from_timm
     from worldtokens.tasks.base import Task
+    from worldtokens.tasks.captioning import Captioner
     from worldtokens.tasks.classification import Classifier
     from worldtokens.tasks.contrastive import CLIP
+    from worldtokens.tasks.probe import linear_probe, zero_shot_top1
+    from worldtokens.tasks.retrieval import retrieval_table
     from worldtokens.tokenizers.audio import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer
     from worldtokens.tokenizers.discrete import DiscreteTokenizer
