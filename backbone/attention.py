@@ -7,6 +7,7 @@
     padded   one sample a row, all together, padding masked by key
     groups   padded or packed rows on a CPU: padding is taken out and samples of equal length are worked
              on together, so that neither attention nor the linear layers see a padded place
+    flex     packed rows, prefixes, windows on a CUDA device: FlexAttention with a BlockMask (`backbone/flex.py`)
     dense    anything else: the mask of `worldtokens.tokens.visible`
 
 Cross-attention has the same ways but `causal`; its groups hold the samples whose queries and whose contexts are of
@@ -27,9 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worldtokens.backbone import flex
 from worldtokens.tokens import Tokens, visible
 
-KINDS = ("full", "causal", "padded", "groups", "dense")
+KINDS = ("full", "causal", "padded", "groups", "flex", "dense")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Reading:
     """How one forward pass reads: made by `plan`, handed to every layer."""
 
     kind: str
-    mask: Tensor | None = None  # for SDPA: (B | 1, 1, 1 | N, N | K) bool, True = reads
+    mask: Tensor | None = None  # for SDPA: (B | 1, 1, 1 | N, N | K) bool, True = reads; flex: its BlockMask
     shape: tuple[int, int] = (0, 0)  # groups: the rows (B, N) that `gather` points into
     gather: Tensor | None = None  # groups: (T,) places in the flattened (B * N) rows
     groups: tuple[tuple[int, int], ...] = ()  # groups: (samples, queries of each)
@@ -81,7 +83,8 @@ def plan(
         context: (B, K, any) for cross-attention, read by segment alone.
     """
     known = [t for t in (tokens, context) if t is not None]
-    sortable = all(t.device.type == "cpu" and t.layout is not None for t in known)
+    # an open layout (rows < 0) tells of no sample's place
+    sortable = all(t.device.type == "cpu" and t.layout is not None and t.layout.rows >= 0 for t in known)
     sortable = sortable and not torch.compiler.is_compiling()
     # tokens and context share one order of samples, so both go by groups or neither does
     ragged = any(not t.layout.full(t.shape[1]) for t in known) if sortable and tokens.shape[1] else False
@@ -100,6 +103,8 @@ def _self(tokens: Tokens, window: float | None, kind: str) -> Reading:
         # a row with nothing valid reads its own zeros, so that its softmax stays finite
         some = tokens.valid.any(1, keepdim=True)
         return Reading("padded", mask=(tokens.valid | ~some)[:, None, None, :])
+    if kind == "flex":
+        return Reading("flex", mask=flex.block_mask(tokens, window))
     if kind != "dense":
         raise ValueError(f"kind={kind!r}, expected one of {', '.join(KINDS)}")
     # padding reads anything: its output is thrown away, but a softmax over nothing would be NaN
@@ -109,13 +114,14 @@ def _self(tokens: Tokens, window: float | None, kind: str) -> Reading:
 
 def _choose(tokens: Tokens, window: float | None) -> str:
     layout, n = tokens.layout, tokens.shape[1]
+    masked = "flex" if tokens.device.type == "cuda" and n > flex.SHORT else "dense"
     if layout is None or window is not None or layout.order == "any":
-        return "dense"
+        return masked
     if layout.full(n):
         return "full" if layout.order == "together" else "causal"
     if layout.single:
         return "padded" if layout.order == "together" else "causal"
-    return "dense"
+    return masked
 
 
 def plan_cross(tokens: Tokens, context: Tokens, kind: str | None = None) -> Reading:
@@ -252,6 +258,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, reading: Reading) -> Tensor:
     """
     if reading.kind != "groups":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if reading.kind == "flex":
+            return flex.attend_flex(q, k, v, reading.mask).transpose(1, 2)
         return _sdpa(q, k, v, reading.mask, reading.kind == "causal").transpose(1, 2)
     # split, not slices: the gradient of many slices would fill and add the whole row once for each
     keys = reading.keys or [n for _, n in reading.groups]

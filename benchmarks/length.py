@@ -1,0 +1,100 @@
+"""Time and memory of one trunk against sequence length, beside SDPA alone: 128 to 16,384 tokens.
+
+    python benchmarks/length.py [--most 16384] [--rounds 3]
+
+A trunk of 256 x 2 (4 heads) reads one row of each length; `SDPA` is torch's kernel alone on queries, keys and values of the
+same shape, once a layer: what no trunk can be faster than. `dense` is the same trunk forced to the plain mask, whose
+memory grows with the square of the length. Memory is the peak of each run above what was there before, measured in a child process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from turns import keep, turns
+
+import worldtokens as wt
+
+DIM, DEPTH, HEADS = 256, 2, 4
+
+
+def made(n: int) -> tuple[wt.Transformer, wt.Tokens]:
+    torch.manual_seed(0)
+    text = wt.TextTokenizer.clip(dim=DIM, context=n + 2, position="none")
+    ids = torch.randint(0, 40000, (1, n))
+    return wt.Transformer(DIM, DEPTH, HEADS, rope=1).eval(), text(ids)
+
+
+def run(name: str, n: int):
+    if name == "SDPA":
+        q, k, v = (torch.randn(1, HEADS, n, DIM // HEADS) for _ in range(3))
+
+        def sdpa():
+            for _ in range(DEPTH):
+                F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        return sdpa
+    trunk, tokens = made(n)
+    return lambda: trunk(tokens, kind="dense" if name == "dense" else None)
+
+
+def child(name: str, n: int) -> None:
+    """Peak memory of one call, in MB."""
+    with torch.no_grad():
+        f, small = run(name, n), run(name, 128)
+        small()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        f()
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def memory(name: str, n: int) -> float:
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", name, str(n)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--most", type=int, default=16384)
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--child", nargs=2, default=None, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.child:
+        return child(args.child[0], int(args.child[1]))
+    print(
+        f"{'tokens':>7}{'trunk ms':>10}{'SDPA ms':>10}{'dense ms':>10}{'trunk MB':>10}{'SDPA MB':>9}{'dense MB':>10}"
+    )
+    n = 128
+    while n <= args.most:
+        names = ["trunk", "SDPA"] + (["dense"] if n <= 4096 else [])
+        with torch.no_grad():
+            took = turns({k: run(k, n) for k in names}, args.rounds)
+        ms = {k: 1e3 * sorted(v)[len(v) // 2] for k, v in took.items()}
+        mb = {k: memory(k, n) for k in names}
+        dense = (f"{ms['dense']:10.1f}", f"{mb['dense']:10.0f}") if "dense" in ms else (f"{'-':>10}",) * 2
+        print(
+            f"{n:7}{ms['trunk']:10.1f}{ms['SDPA']:10.1f}{dense[0]}{mb['trunk']:10.0f}{mb['SDPA']:9.0f}{dense[1]}",
+            flush=True,
+        )
+        keep(
+            {
+                "what": f"trunk 256 x 2 at {n:,} tokens, causal",
+                "ours": f"{ms['trunk']:.1f} ms, {mb['trunk']:.0f} MB",
+                "peer": f"SDPA alone: {ms['SDPA']:.1f} ms, {mb['SDPA']:.0f} MB",
+                "ratio": f"{ms['SDPA'] / ms['trunk']:.2f}",
+                "note": f"dense mask {ms['dense']:.1f} ms, {mb['dense']:.0f} MB" if "dense" in ms else "",
+            }
+        )
+        n *= 2
+    return None
+
+
+if __name__ == "__main__":
+    main()
