@@ -17,13 +17,17 @@ _HOME = {
     "CLIP": "tasks.contrastive",
     "Captioner": "tasks.captioning",
     "Classifier": "tasks.classification",
+    "Diffusion": "tasks.diffusion",
     "DiscreteTokenizer": "tokenizers.discrete",
+    "Encoder": "tasks.encoder",
     "FSQ": "tokenizers.quantize",
     "ImageTokenizer": "tokenizers.image",
     "InputError": "errors",
+    "LanguageModel": "tasks.language_model",
     "LatentTokenizer": "tokenizers.latents",
     "Layout": "tokens",
     "OptimSettings": "training.optim",
+    "PairTokenizer": "tokenizers.pairs",
     "Part": "parts",
     "PointTokenizer": "tokenizers.points",
     "Recurrent": "backbone.recurrent",
@@ -97,6 +101,9 @@ if TYPE_CHECKING:
     from worldtokens.tasks.captioning import Captioner
     from worldtokens.tasks.classification import Classifier
     from worldtokens.tasks.contrastive import CLIP
+    from worldtokens.tasks.diffusion import Diffusion
+    from worldtokens.tasks.encoder import Encoder
+    from worldtokens.tasks.language_model import LanguageModel
     from worldtokens.tasks.probe import linear_probe, zero_shot_top1
     from worldtokens.tasks.retrieval import retrieval_table
     from worldtokens.tokenizers.audio import AudioTokenizer
@@ -104,6 +111,7 @@ if TYPE_CHECKING:
     from worldtokens.tokenizers.discrete import DiscreteTokenizer
     from worldtokens.tokenizers.image import ImageTokenizer
     from worldtokens.tokenizers.latents import LatentTokenizer
+    from worldtokens.tokenizers.pairs import PairTokenizer
     from worldtokens.tokenizers.points import PointTokenizer
     from worldtokens.tokenizers.quantize import FSQ, VectorQuantizer
     from worldtokens.tokenizers.reduce import Reduced, mask_tokens, merge_tokens

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 import torch
+import torch.nn.functional as F
 from tokenizers import models
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.cleaning import CLEANINGS
 from worldtokens.tokenizers.spelling import Speller, Spelling
 from worldtokens.tokenizers.vocabulary import around, checked_text, open_vocabulary, train_bpe
-from worldtokens.tokens import Tokens
+from worldtokens.tokens import Layout, Tokens, modality_id
 
 
 class _OnClass:
@@ -264,12 +265,33 @@ class TextTokenizer(Tokenizer):
             batch = self._padded(batch)
         ids = batch["ids"]
         order = "causal" if self.causal else "together"
+        if "place" in batch:
+            return self._packed(batch, order)
         return self.wrap(self.embed(ids), batch["lengths"], order, ids=ids)
 
-    def embed(self, ids: Tensor, offset: int = 0) -> Tensor:
-        """Ids (B, N) -> embeddings (B, N, dim), the first one standing at place `offset`."""
-        self._fits(offset + ids.shape[1])
+    def _packed(self, batch: Batch, order: str) -> Tokens:
+        """Rows that hold several texts each, as `tasks.documents.pack_pieces` makes them."""
+        ids, place = batch["ids"], batch["place"]
+        ends = torch.tensor([sum(row) for row in batch["lengths"]], device=ids.device)
+        valid = torch.arange(ids.shape[1], device=ids.device) < ends[:, None]
+        pos = F.pad(place[..., None].float(), (0, 2))
+        modality = torch.full(ids.shape, modality_id(self.modality), dtype=torch.int16, device=ids.device)
+        layout = Layout(batch["lengths"], order)
+        tokens = Tokens(
+            self.embed(ids, place), valid, pos, batch["segment"], modality=modality, ids=ids, layout=layout
+        )
+        return tokens.causal() if order == "causal" else tokens
+
+    def embed(self, ids: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Ids (B, N) -> embeddings (B, N, dim).
+
+        Args:
+            offset: the place where the first one of every row stands, or (B, N) int64 where each one does.
+        """
         x = self.embedding(ids)
+        if isinstance(offset, Tensor):
+            return x if self.position is None else x + self.position[offset]
+        self._fits(offset + ids.shape[1])
         return x if self.position is None else x + self.position[offset : offset + ids.shape[1]]
 
     def tokens(self, sources: Sequence[str]) -> Tokens:
