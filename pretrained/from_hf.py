@@ -24,15 +24,23 @@ FAMILIES = {
     "clip_text_model": "hf_clip:convert",
     "clip_vision_model": "hf_clip:convert",
     "distilbert": "hf_bert:convert",
+    "gpt2": "hf_decoders:convert_gpt2",
+    "llama": "hf_decoders:convert_llama",
+    "mistral": "hf_decoders:convert_llama",
+    "qwen2": "hf_decoders:convert_llama",
+    "qwen3": "hf_decoders:convert_llama",
     "roberta": "hf_bert:convert",
-    "siglip": "hf_siglip:convert",
-    "siglip_text_model": "hf_siglip:convert",
-    "siglip_vision_model": "hf_siglip:convert",
+    "siglip": "hf_clip:convert",
+    "siglip_text_model": "hf_clip:convert",
+    "siglip_vision_model": "hf_clip:convert",
     "vit": "hf_vit:convert",
+    "whisper": "hf_whisper:convert",
     "xlm-roberta": "hf_bert:convert",
 }
 # a file that is a model by itself: its ending -> module:function, called as convert(path, tokenizer)
-FILES: dict[str, str] = {}
+FILES: dict[str, str] = {".gguf": "gguf:convert_gguf"}
+# filled tensor by tensor, each brought to float32 on its way: no float32 copy of the whole is made first
+POURED = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "whisper")
 
 
 def from_hf(
@@ -44,11 +52,12 @@ def from_hf(
     """A model of Hugging Face's transformers with equal outputs, its vocabulary and preprocessing included.
 
     BERT, RoBERTa, XLM-R, DistilBERT and sentence-transformers' folders of them become an `Encoder`; ViT a `Classifier`
-    (an `Encoder` without its head); CLIP and SigLIP a `CLIP` (an `Encoder` where it is one tower).
+    (an `Encoder` without its head); CLIP and SigLIP a `CLIP` (an `Encoder` where it is one tower). GPT-2, Llama, Mistral,
+    Qwen2 and Qwen3 become a `LanguageModel` (a `ChatModel` where there is a chat template), Whisper a `Captioner`.
 
     Args:
         source: a folder that `save_pretrained` wrote, a published name (``"sentence-transformers/all-MiniLM-L6-v2"``,
-            downloaded), or a live model of transformers. A folder is read without transformers.
+            downloaded), a live model of transformers, or a .gguf file. A folder is read without transformers.
         tokenizer: the vocabulary, where the source doesn't bring it: a fast tokenizer of transformers, a
             `tokenizers.Tokenizer`, or the path of a tokenizer.json. A live BERT without any reads numbers: ``"101 2054
             102"``.
@@ -72,7 +81,8 @@ def from_hf(
             f"{opened.name} is of model_type {kind!r}; from_hf knows {', '.join(sorted(FAMILIES))}"
             + "".join(f", and {ending} files" for ending in FILES)
         )
-    return _found(FAMILIES[kind])(config, _kept(weights, ignore, opened.name), opened).eval()
+    kept = _kept(weights, ignore, opened.name, float32=kind not in POURED)
+    return _found(FAMILIES[kind])(config, kept, opened).eval()
 
 
 def _found(place: str) -> Any:
@@ -80,8 +90,8 @@ def _found(place: str) -> Any:
     return getattr(importlib.import_module(f"worldtokens.pretrained.{module}"), function)
 
 
-def _kept(weights: dict[str, Tensor], ignore: Sequence[str], name: str) -> dict[str, Tensor]:
-    out = {k: v.float() if v.is_floating_point() else v for k, v in weights.items()}
+def _kept(weights: dict[str, Tensor], ignore: Sequence[str], name: str, float32: bool) -> dict[str, Tensor]:
+    out = {k: v.float() if float32 and v.is_floating_point() else v for k, v in weights.items()}
     for pattern in ignore:
         dropped = fnmatch.filter(out, pattern)
         if not dropped:

@@ -1,0 +1,130 @@
+"""Weights into a finished model, tensor by tensor: no joined or renamed copy of the whole is ever held.
+
+A table maps a pattern of their names to ours, as in `mapping.rename`; ``[part]`` behind one of ours names the rows that
+theirs fill (query, key and value of one map, for example). As strict as `mapping.fill`: what has no place, what is
+missing and what has another shape are errors that name it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from worldtokens.errors import InputError
+
+Rows = Mapping[str, tuple[int, int]]
+
+
+def pour(
+    model: nn.Module,
+    weights: Mapping[str, Tensor] | Iterable[tuple[str, Callable[[], Tensor]]],
+    table: Mapping[str, str],
+    source: str,
+    rows: Rows | None = None,
+    change: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    derived: Iterable[str] = (),
+    zero: Iterable[str] = (),
+) -> None:
+    """Copy weights to their places in a model.
+
+    Args:
+        model: ours.
+        weights: theirs by name; or pairs of a name and a function that makes the tensor, called once.
+        table: pattern of theirs -> ours; ``*`` stands for one part of a name. A name of ours may end with ``[part]``.
+        rows: part -> (first row, how many).
+        change: pattern of theirs -> what to do with such a tensor first.
+        derived: patterns of theirs that hold no weight, such as a mask.
+        zero: patterns of ours that are zero where theirs fill nothing: a bias that the original lacks.
+
+    Raises:
+        InputError: a weight has no place or another shape, or a place stays empty; named.
+    """
+    rules = [(_matcher(theirs), ours) for theirs, ours in table.items()]
+    changes = [(_matcher(theirs), function) for theirs, function in (change or {}).items()]
+    skipped = [_matcher(p) for p in derived]
+    own = dict(model.state_dict())
+    names = {v.data_ptr(): k for k, v in reversed(own.items())}  # tied weights are one place
+    left = {k: v.shape[0] if v.ndim else 1 for k, v in own.items()}
+    unknown, wrong, spoiled = [], [], set()
+    for key, value in weights.items() if isinstance(weights, Mapping) else weights:
+        if any(s.match(key) for s in skipped):
+            continue
+        place = _place(key, rules)
+        if place is None:
+            unknown.append(key)
+            continue
+        name, _, part = place.removesuffix("]").partition("[")
+        if name not in own:
+            unknown.append(key)
+            continue
+        value = value if isinstance(value, Tensor) else value()
+        for matcher, function in changes:
+            value = function(value) if matcher.match(key) else value
+        target = own[name]
+        if part:
+            first, count = rows[part]
+            target = target[first : first + count]
+        if target.shape != value.shape:
+            wrong.append(f"{key} is {tuple(value.shape)}, expected {tuple(target.shape)}")
+            spoiled.add(name)
+            continue
+        with torch.no_grad():
+            target.copy_(value)
+        left[name] -= len(target) if target.ndim else 1
+    left = {k: n for k, n in left.items() if n and k not in spoiled and names[own[k].data_ptr()] == k}
+    for pattern in zero:
+        for key in [k for k, n in left.items() if n == len(own[k]) and _matcher(pattern).match(k)]:
+            with torch.no_grad():
+                own[key].zero_()
+            del left[key]
+    _tell(source, unknown, wrong, left, table)
+
+
+def _place(key: str, rules: list[tuple[re.Pattern, str]]) -> str | None:
+    for rule, ours in rules:
+        if found := rule.match(key):
+            for group in found.groups():
+                ours = ours.replace("*", group, 1)
+            return ours
+    return None
+
+
+def _matcher(pattern: str) -> re.Pattern:
+    return re.compile(re.escape(pattern).replace(r"\*", "([^.]+)") + r"\Z")
+
+
+def _tell(
+    source: str, unknown: list[str], wrong: list[str], left: Mapping[str, int], table: Mapping[str, str]
+) -> None:
+    problems = []
+    if unknown:
+        problems.append(f"weights that worldtokens has no place for: {_some(unknown)}")
+    problems += wrong[:5]
+    missing = [k for k, n in left.items() if n > 0]
+    if missing:
+        problems.append(f"missing {_some([_theirs(k, table) for k in missing])}")
+    twice = [k for k, n in left.items() if n < 0]
+    if twice:
+        problems.append(f"given more than once: {_some(twice)}")
+    if problems:
+        raise InputError(f"{source} doesn't fit its config: " + "; ".join(problems))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _theirs(name: str, table: Mapping[str, str]) -> str:
+    """Their name or names of a place of ours, for an error."""
+    found = []
+    for theirs, ours in table.items():
+        if match := _matcher(ours.partition("[")[0]).match(name):
+            filled = theirs
+            for group in match.groups():
+                filled = filled.replace("*", group, 1)
+            found.append(filled)
+    return " + ".join(found) or name
