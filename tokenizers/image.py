@@ -79,6 +79,8 @@ class ImageTokenizer(Tokenizer):
         draft: let JPEGs be decoded at 1/2, 1/4 or 1/8, as long as their sides stay at least twice what they are
             resized to. The raw picture is then the smaller one. Turn off for the very pixels of open_clip's transform,
             or where an augmentation cuts small pieces out.
+        like: whose arithmetic holds where libraries differ. ``"timm"`` (and torchvision, open_clip): learned positions
+            are stretched with anti-aliasing, the middle of a cut is rounded to even. ``"transformers"``: without, and down.
 
     Raises:
         InputError: a setting is out of its range.
@@ -105,6 +107,7 @@ class ImageTokenizer(Tokenizer):
         registers: int = 0,
         crop: float = 1.0,
         span: int | tuple[int, int] | None = None,
+        like: str = "timm",
     ) -> None:
         super().__init__()
         (self.dim,) = sides(dim, 1, "dim")
@@ -114,6 +117,7 @@ class ImageTokenizer(Tokenizer):
         self.interpolation = _one_of("interpolation", interpolation, tuple(FILTERS))
         self.resize = _one_of("resize", resize, ("crop", "squash", "pad"))
         self.positions = _one_of("positions", positions, ("learned", "sincos", "none"))
+        self.like = _one_of("like", like, ("timm", "transformers"))
         self.background = tuple(background)
         if len(self.background) != 3 or any(type(v) is not int or not 0 <= v <= 255 for v in self.background):
             raise InputError(f"background is {background!r}, expected three whole numbers from 0 to 255: RGB")
@@ -219,8 +223,9 @@ class ImageTokenizer(Tokenizer):
                 out[top : top + rows, left : left + columns] = self._resized(raw, (rows, columns))
                 boxes.append((top, left, top + rows, left + columns))
             else:
-                # halves are rounded to even, as torchvision's CenterCrop does
-                corner = round((rows - h) / 2.0), round((columns - w) / 2.0)
+                # torchvision's CenterCrop rounds halves to even
+                middle = round if self.like == "timm" else math.floor
+                corner = middle((rows - h) / 2.0), middle((columns - w) / 2.0)
                 out[:] = self._resized(raw, (rows, columns), corner, (h, w))
         batch = Batch(pixels=pixels)
         if boxes:
@@ -281,7 +286,10 @@ class ImageTokenizer(Tokenizer):
             for axis, name in enumerate(("row_weights", "column_weights")):
                 old = self.position_grid[axis]
                 batch[name] = _stack(
-                    [axis_weights(g[axis], old)[c[:, axis]] for g, c in zip(grids, coords, strict=True)]
+                    [
+                        axis_weights(g[axis], old, self.like == "timm")[c[:, axis]]
+                        for g, c in zip(grids, coords, strict=True)
+                    ]
                 )
         return batch
 
@@ -317,14 +325,14 @@ class ImageTokenizer(Tokenizer):
         x = self._projected(patchify(pixels, self.patch))
         coords = grid_coords(grid, x.device)
         if self.pos_embed is not None:
-            x = x + resample_positions(self.pos_embed, grid).flatten(0, 1)
+            x = x + resample_positions(self.pos_embed, grid, self.like == "timm").flatten(0, 1)
         elif self.positions == "sincos":
             x = x + sincos_positions(coords, self.dim).to(self.proj.weight.dtype)
-        coords = coords.expand(len(x), -1, -1)
+        coords = coords.expand(x.shape[0], -1, -1)  # not len(x), which an exported graph would hold as a number
         if "keep" in batch:
             keep = batch["keep"][..., None]
             x, coords = x.gather(1, keep.expand(-1, -1, self.dim)), coords.gather(1, keep.expand(-1, -1, 2))
-        lengths = batch.get("lengths") or (x.shape[1],) * len(x)
+        lengths = batch.get("lengths")  # None: every patch is a token
         if self.span is not None:
             coords = coords * torch.tensor(self._scale(grid), device=x.device)
         return self._finish(x, coords, lengths)
@@ -358,16 +366,16 @@ class ImageTokenizer(Tokenizer):
                 values.mul_(1 / (255 * std)).sub_(mean / std)
         return self.proj(patches.to(to))
 
-    def _finish(self, x: Tensor, coords: Tensor, lengths: Sequence[int]) -> Tokens:
+    def _finish(self, x: Tensor, coords: Tensor, lengths: Sequence[int] | None) -> Tokens:
         pos = torch.nn.functional.pad(coords.to(torch.float32), (1, 0))  # t = 0 before (y, x)
         before = [t for t in (self.class_token, self.registers) if t is not None]
         if before:
-            x = torch.cat([*(t.expand(len(x), -1, -1).to(x.dtype) for t in before), x], 1)
+            x = torch.cat([*(t.expand(x.shape[0], -1, -1).to(x.dtype) for t in before), x], 1)
             pos = torch.nn.functional.pad(pos, (0, 0, self.prefix, 0))
             if self.registers is not None:
                 n = self.registers.shape[1]
                 pos[:, self.prefix - n : self.prefix, 0] = -torch.arange(1, n + 1, device=pos.device)
-            lengths = [n + self.prefix for n in lengths]
+            lengths = None if lengths is None else [n + self.prefix for n in lengths]
         return self.wrap(x, lengths, "together", pos=pos)
 
 

@@ -443,10 +443,10 @@ class TextTokenizer(Tokenizer):
             texts = [CLEANINGS[self.cleaning](t) for t in texts]
         try:
             rows = [e.ids for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except TypeError:  # all that Rust says of a lone surrogate
+        except Exception as e:  # a plain one from Rust; TypeError is all that it says of a lone surrogate
             for i, t in enumerate(texts):
                 checked_text(t, f"text {i} of the batch")
-            raise
+            raise InputError(f"the vocabulary can't write these texts ({e}): {texts[0]!r:.40} ...") from e
         if self._leaky:
             for i, row in enumerate(rows):
                 if not self._leaky.isdisjoint(row):
