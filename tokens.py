@@ -24,6 +24,7 @@ from worldtokens.errors import InputError
 
 MODALITIES = {"text": 0, "image": 1, "audio": 2, "video": 3, "points": 4, "views": 5, "latents": 6}
 MODALITIES |= {"series": 7, "discrete": 8}
+ANY_LENGTH = -2  # `Layout.uniform` of rows that are whole whatever their length
 
 
 def modality_id(name: str) -> int:
@@ -45,6 +46,8 @@ class Layout:
         order: reading order inside a sample: ``"together"`` (one block number), ``"causal"`` (block rises with
             every token) or ``"any"`` (look at `Tokens.block`).
         origin: after `Tokens.pack`, the place that each sample (counted row by row) had before.
+        open: for a graph that is exported for any number of rows of any length, one sample each: ``"whole"`` (no row
+            has padding) or ``"padded"``. `lengths` is empty then.
 
     `rows` is their number, `single` tells that no row holds more than one sample, `uniform` is the length of every row's
     one sample where they are equal, else -1. All are found here, once: a compiled region that reads them isn't compiled
@@ -54,6 +57,7 @@ class Layout:
     lengths: tuple[tuple[int, ...], ...]
     order: str = "any"
     origin: tuple[int, ...] | None = None
+    open: str | None = None
     rows: int = dataclasses.field(init=False, repr=False, compare=False)
     single: bool = dataclasses.field(init=False, repr=False, compare=False)
     uniform: int = dataclasses.field(init=False, repr=False, compare=False)
@@ -63,9 +67,11 @@ class Layout:
             raise ValueError(f"order is {self.order!r}, expected 'together', 'causal' or 'any'")
         first = self.lengths[0] if self.lengths else ()
         alike = len(first) == 1 and all(row == first for row in self.lengths)
-        object.__setattr__(self, "rows", len(self.lengths))
+        object.__setattr__(self, "rows", len(self.lengths) if self.open is None else -1)
         object.__setattr__(self, "single", all(len(row) <= 1 for row in self.lengths))
         object.__setattr__(self, "uniform", first[0] if alike else -1)
+        if self.open == "whole":
+            object.__setattr__(self, "uniform", ANY_LENGTH)
 
     @classmethod
     def simple(cls, lengths: Iterable[int], order: str = "any") -> Layout:
@@ -74,7 +80,7 @@ class Layout:
 
     def full(self, n: int) -> bool:
         """True when every row is one sample of all n tokens."""
-        return self.uniform == n
+        return self.uniform == ANY_LENGTH or self.uniform == n
 
     @property
     def samples(self) -> int:
@@ -148,7 +154,7 @@ class Tokens:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {(b, n)} as x has")
         if self.pos.shape != (b, n, 3):
             raise ValueError(f"pos has shape {tuple(self.pos.shape)}, expected {(b, n, 3)}: (t, y, x)")
-        if self.layout is not None and self.layout.rows != b:
+        if self.layout is not None and self.layout.rows >= 0 and self.layout.rows != b:
             raise ValueError(f"layout tells of {self.layout.rows} rows, x has {b}")
 
     # ---- small views -------------------------------------------------------------------------------------

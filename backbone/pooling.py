@@ -54,11 +54,13 @@ class AttentionPool(Part):
         tokens = behind(tokens, self.skip)
         if not tokens.shape[1]:
             return tokens.x.new_zeros(len(tokens), self.dim)
-        b = len(tokens)
+        b = tokens.shape[0]
         query = Tokens(
             x=self.latent.expand(b, 1, self.dim),
             segment=tokens.segment[:, :1],
-            layout=Layout.simple([1] * b, "together"),
+            layout=Layout((), "together", open="whole")
+            if torch.compiler.is_exporting()
+            else Layout.simple([1] * b, "together"),
         )
         context = tokens.x.masked_fill(~tokens.valid[..., None], 0)
         x = self.read(query.x, context, plan_cross(query, tokens))
@@ -76,7 +78,7 @@ def behind(tokens: Tokens, count: int) -> Tokens:
         return tokens
     fields = {k: v if v is None else v[:, count:] for k, v in tokens._tensors()}
     layout = tokens.layout
-    if layout is not None:
+    if layout is not None and layout.rows >= 0:  # an open layout stays what it is
         left = [max(0, sum(row) - count) for row in layout.lengths]
         layout = Layout.simple(left, layout.order)
     return Tokens(**fields, layout=layout)

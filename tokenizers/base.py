@@ -69,22 +69,29 @@ class Tokenizer(Part):
         param = next(self.parameters(), None)
         return self(batch.to(param.device) if param is not None else batch)
 
-    def wrap(self, x: Tensor, lengths: Sequence[int], order: str = "together", **fields: Tensor) -> Tokens:
+    def wrap(
+        self, x: Tensor, lengths: Sequence[int] | Tensor | None, order: str = "together", **fields: Tensor
+    ) -> Tokens:
         """Tokens of one sample a row, padded on the right, with `valid`, `block` and `modality` filled in.
 
         Args:
             x: (B, N, D).
-            lengths: B ints on the CPU side, the valid tokens of each row.
+            lengths: B ints on the CPU side, the valid tokens of each row; None: all of every row. Only where a graph is
+                exported, for any number of rows of any length: a tensor (B,).
             order: ``"together"`` or ``"causal"``.
             fields: `pos`, `ids`, ... as in `Tokens`.
         """
         b, n, _ = x.shape
-        layout = Layout.simple(lengths, order)
+        if torch.compiler.is_exporting():
+            layout = Layout((), order, open="whole" if lengths is None else "padded")
+        else:
+            layout = Layout.simple((n,) * b if lengths is None else lengths, order)
         if layout.full(n):
             valid = torch.ones(b, n, dtype=torch.bool, device=x.device)
         else:
             places = torch.arange(n, device=x.device)
-            valid = places < torch.as_tensor(list(lengths), device=x.device)[:, None]
+            lengths = lengths if isinstance(lengths, Tensor) else torch.as_tensor(list(lengths))
+            valid = places < lengths.to(x.device)[:, None]
         mod = torch.full((b, n), modality_id(self.modality), dtype=torch.int16, device=x.device)
         tokens = Tokens(x=x, valid=valid, modality=mod, layout=layout, **fields)
         return tokens.causal() if order == "causal" else tokens
