@@ -15,6 +15,8 @@ from worldtokens.backbone.pooling import POOLS, AttentionPool, pool_tokens, usua
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tasks.base import Task
+from worldtokens.tasks.mixing import Mix, pictures_of, soft, soft_cross_entropy
+from worldtokens.tasks.token_loss import IGNORE
 from worldtokens.tokenizers.base import Batch, Tokenizer
 
 
@@ -37,7 +39,10 @@ class Classifier(Task):
             the mean.
         pool_norm: a norm between pooling and head.
         label_smoothing: share of the target spread evenly over the classes, 0 to below 1.
-        label: the column that holds a row's class, by name or number.
+        label: the column that holds a row's class, by name or number. A row whose class is None or -100 is read, but
+            isn't learnt from.
+        mixup, cutmix: in training, mix neighbouring pictures of a batch and their labels; the alpha of the Beta
+            distribution that a mixture's share is drawn from, 0 for never. With both, each batch draws one of them.
 
     Raises:
         ValueError: widths that don't fit, or a setting out of its range.
@@ -54,6 +59,8 @@ class Classifier(Task):
         pool_norm: bool = False,
         label_smoothing: float = 0.0,
         label: str = "label",
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
     ) -> None:
         super().__init__()
         given = tokenizer if isinstance(tokenizer, Mapping) else {tokenizer.modality: tokenizer}
@@ -68,7 +75,7 @@ class Classifier(Task):
         if self.names is not None and len(set(self.names)) != len(self.names):
             raise ValueError("classes hold the same name twice")
         self.classes = classes if isinstance(classes, int) else len(classes)
-        self.label, self.label_smoothing = label, label_smoothing
+        self.label, self.label_smoothing, self.mix = label, label_smoothing, Mix(mixup, cutmix)
         self.tokenizers, self.trunk = nn.ModuleDict(given), trunk
         self.pool = usual_pool(front) if pool is None else pool
         if not isinstance(self.pool, AttentionPool) and self.pool not in POOLS:
@@ -99,9 +106,13 @@ class Classifier(Task):
             InputError: the value can't be read, or the class isn't known.
         """
         raws = super().read(row, rng, augment)
-        if row.get(self.label) is not None:
+        if not self._unlabelled(row):
             raws[self.label] = self.number(row[self.label])
         return raws
+
+    def _unlabelled(self, row: Mapping[str, Any]) -> bool:
+        value = row.get(self.label)
+        return value is None or (isinstance(value, int) and value == IGNORE)
 
     def number(self, label: str | int) -> int:
         """A class, by name or number -> its number.
@@ -119,10 +130,14 @@ class Classifier(Task):
         return label.__index__()
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Rows from `read` -> one batch; ``batch[label]`` is (B,) int64 where every row has a class."""
+        """Rows from `read` -> one batch.
+
+        ``batch[label]`` is (B,) int64, -100 where a row has no class; the batch weighs as many rows as have one.
+        """
         batch = super().collate(rows)
-        if rows and all(self.label in r for r in rows):
-            batch[self.label] = torch.tensor([r[self.label] for r in rows])
+        labels = [r.get(self.label, IGNORE) for r in rows]
+        batch[self.label] = torch.tensor(labels, dtype=torch.long)
+        batch["weight"] = sum(label != IGNORE for label in labels)
         return batch
 
     # ---- forward -----------------------------------------------------------------------------------------
@@ -133,25 +148,45 @@ class Classifier(Task):
         Args:
             batch: the front-end's batch by column, or a preprocessed tensor.
         """
+        front = self.tokenizers[self.column]
+        tokens = self.trunk(front(self._own(batch)))
+        return self.norm(pool_tokens(tokens, self.pool, getattr(front, "prefix", 0)))
+
+    def _own(self, batch: Mapping[str, Batch | Tensor]) -> Batch | Tensor:
         if self.column not in batch:
             raise InputError(f"the batch has {sorted(batch)}, expected the column {self.column!r}")
-        front = self.tokenizers[self.column]
-        tokens = self.trunk(front(batch[self.column]))
-        return self.norm(pool_tokens(tokens, self.pool, getattr(front, "prefix", 0)))
+        return batch[self.column]
 
     def forward(self, batch: Mapping[str, Batch | Tensor]) -> Tensor:
         """``{"image": ...}`` -> logits (B, classes)."""
         return self.head(self.features(batch))
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy with label smoothing, and the share of right answers (`top1`)."""
-        if self.label not in batch:
-            raise InputError(
-                f"a row of the batch has no {self.label!r}: every row needs its class to learn from"
+        """Cross-entropy with label smoothing, and the share of right answers (`top1`), over the rows with a class.
+
+        Without any such row the loss is 0, with a graph. Mixed pictures count as the class of their larger part.
+        """
+        target = batch.get(self.label)
+        if self.training and self.mix:
+            front = self.tokenizers[self.column]
+            pictures = pictures_of(front, self._own(batch))
+            if target is None:
+                target = torch.full((len(pictures),), IGNORE, device=pictures.device)
+            pictures, labels = self.mix(pictures, soft(target, self.classes))
+            logits = self({self.column: pictures}).float()
+            loss = soft_cross_entropy(logits, labels, self.label_smoothing)
+            known, target = labels.sum(-1) > 0, labels.argmax(-1)
+        else:
+            logits = self(batch).float()
+            if target is None:
+                target = torch.full((len(logits),), IGNORE, device=logits.device)
+            known = target != IGNORE
+            total = F.cross_entropy(
+                logits, target, ignore_index=IGNORE, label_smoothing=self.label_smoothing, reduction="sum"
             )
-        logits, target = self(batch).float(), batch[self.label]
-        loss = F.cross_entropy(logits, target, label_smoothing=self.label_smoothing)
-        return {"loss": loss, "top1": (logits.detach().argmax(-1) == target).float().mean()}
+            loss = total / known.sum().clamp(min=1)
+        right = known & (logits.detach().argmax(-1) == target)
+        return {"loss": loss, "top1": right.sum() / known.sum().clamp(min=1)}
 
     # ---- what a person asks ------------------------------------------------------------------------------
 
@@ -190,28 +225,49 @@ class Classifier(Task):
         return Prediction(names, found.values)
 
     def evaluate(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> dict[str, float]:
-        """``top1``, ``top5`` (shares of rows whose class is the first, or among the first five) and ``loss``.
+        """``top1``, ``top5`` (shares of rows whose class is the first, or among the first five), ``macro`` (the mean over
+        the classes present of each one's share of right answers) and ``loss``.
 
         Raises:
             InputError: no rows, or one without its class or its column.
         """
+        logits, target = self._answers(rows, batch_size)
+        hits = logits.topk(min(5, self.classes)).indices == target[:, None]  # (n, 5)
+        counts = torch.bincount(target, minlength=self.classes)
+        right = torch.bincount(target[hits[:, 0]], minlength=self.classes)
+        return {
+            "top1": float(hits[:, 0].float().mean()),
+            "top5": float(hits.any(1).float().mean()),
+            "macro": float((right / counts)[counts > 0].mean()),
+            "loss": float(F.cross_entropy(logits, target)),
+        }
+
+    def confusion(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> Tensor:
+        """How often each class was taken for each: (classes, classes) int64, the truth down, the answer across.
+
+        `apps.confusion.draw_confusion` makes a picture of it.
+
+        Raises:
+            InputError: as `evaluate`.
+        """
+        logits, target = self._answers(rows, batch_size)
+        pairs = target * self.classes + logits.argmax(-1)
+        return torch.bincount(pairs, minlength=self.classes**2).view(self.classes, self.classes)
+
+    def _answers(self, rows: Sequence[Mapping[str, Any]], batch_size: int) -> tuple[Tensor, Tensor]:
+        """Logits (n, classes) float32 and true classes (n,), on the CPU."""
+        if not self.classes:
+            raise InputError("this model has no head (classes=0): there are no answers to count")
         if not len(rows):
             raise InputError("no rows to evaluate")
-        lacking = [i for i, r in enumerate(rows) if r.get(self.label) is None or r.get(self.column) is None]
-        if lacking:
-            raise InputError(f"row {lacking[0]} lacks {self.column!r} or {self.label!r}")
-        hits, total = torch.zeros(2), 0.0
+        logits, target = [], []
         for i in range(0, len(rows), batch_size):
-            part = rows[i : i + batch_size]
-            sources = [r[self.column] for r in part]
-            sources = [s[0] if isinstance(s, list) else s for s in sources]
-            target = torch.tensor([self.number(r[self.label]) for r in part], device=self.device)
-            logits = self.logits(sources, batch_size).float()
-            right = logits.topk(min(5, self.classes)).indices == target[:, None]
-            hits += torch.stack([right[:, 0].sum(), right.any(1).sum()]).cpu()
-            total += float(F.cross_entropy(logits, target, reduction="sum"))
-        return {
-            "top1": float(hits[0]) / len(rows),
-            "top5": float(hits[1]) / len(rows),
-            "loss": total / len(rows),
-        }
+            sources = []
+            for at, row in enumerate((rows[j] for j in range(i, min(i + batch_size, len(rows)))), i):
+                if self._unlabelled(row) or row.get(self.column) is None:
+                    raise InputError(f"row {at} lacks {self.column!r} or {self.label!r}")
+                source = row[self.column]
+                sources.append(source[0] if isinstance(source, list) else source)
+                target.append(self.number(row[self.label]))
+            logits.append(self.logits(sources, batch_size).float().cpu())
+        return torch.cat(logits), torch.tensor(target)
