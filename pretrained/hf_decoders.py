@@ -56,12 +56,17 @@ LLAMA = {
 }
 LLAMA_ANGLES = ("layers.*.self_attn.rotary_emb.inv_freq",)  # made from the config; older files hold them
 # what `config.json` leaves out where it is the default of its class
+LEFT_OUT = {"rms_norm_eps": 1e-6, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 DEFAULTS = {
-    "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
-    "mistral": {"rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "sliding_window": 4096},
-    "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
-    "qwen3": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128},
+    "llama": LEFT_OUT | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    "mistral": LEFT_OUT
+    | {"vocab_size": 32000, "intermediate_size": 14336, "max_position_embeddings": 131072}
+    | {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": LEFT_OUT
+    | {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+    | {"num_key_value_heads": 32},
 }
+DEFAULTS["qwen3"] = DEFAULTS["qwen2"] | {"head_dim": 128}
 Weights = Mapping[str, Tensor] | Iterable[tuple[str, Callable[[], Tensor]]]
 
 
@@ -95,7 +100,8 @@ def convert_gpt2(config: Mapping[str, Any], weights: dict[str, Tensor], source: 
         },
     )
     dim, context = c.get("n_embd", 768), c.get("n_positions", 1024)
-    trunk = Transformer(
+    trunk = _trunk(
+        source,
         dim,
         c.get("n_layer", 12),
         c.get("n_head", 12),
@@ -135,18 +141,19 @@ def llama(config: Mapping[str, Any], weights: Weights, words: Words, source: Sou
         source: named in errors.
     """
     kind = config["model_type"]
-    c = DEFAULTS[kind] | {k: v for k, v in config.items() if v is not None}
+    c = DEFAULTS[kind] | dict(config)
     source.expect(c, {"hidden_act": ("silu", "swish"), "pretraining_tp": 1, "partial_rotary_factor": 1.0})
     dim, heads = c["hidden_size"], c["num_attention_heads"]
-    kv, width = c.get("num_key_value_heads", heads), c.get("head_dim", dim // heads)
+    kv, width = c.get("num_key_value_heads") or heads, c.get("head_dim") or dim // heads
     inner, context = c["intermediate_size"], c["max_position_embeddings"]
     # Llama's and Qwen3's `attention_bias` is one of all four maps; Qwen2 has one of q, k and v
     all_four, feed = bool(c.get("attention_bias")), bool(c.get("mlp_bias"))
-    trunk = Transformer(
+    trunk = _trunk(
+        source,
         dim,
         c["num_hidden_layers"],
         heads,
-        kv_heads=None if kv == heads else kv,
+        kv_heads=kv,
         hidden=inner,
         norm="rms",
         eps=c["rms_norm_eps"],
@@ -174,6 +181,13 @@ def llama(config: Mapping[str, Any], weights: Weights, words: Words, source: Sou
     return model
 
 
+def _trunk(source: Source, dim: int, depth: int, heads: int, **settings: Any) -> Transformer:
+    try:
+        return Transformer(dim, depth, heads, **settings)
+    except ValueError as e:
+        raise source.refuse(f"its config can't be built: {e}") from e
+
+
 def _window(c: Mapping[str, Any], kind: str, source: Source) -> int | None:
     """How far back a token reads, which must be the same in all layers."""
     window = c.get("sliding_window")
@@ -194,7 +208,7 @@ def _window(c: Mapping[str, Any], kind: str, source: Source) -> int | None:
 def _rope(c: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Settings of the rotary positions, as older and newer configs write them."""
     told = dict(c.get("rope_scaling") or {}) | dict(c.get("rope_parameters") or {})
-    theta = float(told.get("rope_theta", c.get("rope_theta", 10000.0)))
+    theta = float(told.get("rope_theta") or c.get("rope_theta") or 10000.0)
     how = told.get("rope_type", told.get("type", "default"))
     if told.get("partial_rotary_factor", 1.0) != 1.0:
         raise source.refuse(f"partial_rotary_factor={told['partial_rotary_factor']} isn't supported, 1.0 is")
