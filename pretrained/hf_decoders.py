@@ -247,9 +247,7 @@ def words_of(config: Mapping[str, Any], source: Source) -> Words:
     if rust is None:
         return Words()
     told = source.read("tokenizer_config.json") or {}
-    config = dict(config) | {
-        k: v for k, v in (source.read("generation_config.json") or {}).items() if v is not None
-    }
+    config = dict(config) | source.generation_settings
     start, end = around(rust)
     ids = config.get("eos_token_id")
     ids = [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)]

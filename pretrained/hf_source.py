@@ -46,6 +46,7 @@ class Source:
         folder: where its files lie, or None.
         tokenizer: given by the caller, or None: `vocabulary` opens it.
         processor: given by the caller, or None: `preprocessing` reads it.
+        generation: a live model's settings of generation, or None: `generation_settings` reads them.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Source:
     folder: Path | None = None
     tokenizer: Any = None
     processor: Any = None
+    generation: Mapping[str, Any] | None = None
 
     def read(self, file: str) -> Any:
         """A JSON file of the folder, or None where there is none.
@@ -95,6 +97,12 @@ class Source:
             )
         given = getattr(given, "image_processor", getattr(given, "feature_extractor", given))
         return dict(given) if isinstance(given, Mapping) else given.to_dict()
+
+    @property
+    def generation_settings(self) -> dict[str, Any]:
+        """What is set of generation: a live model's, or the folder's generation_config.json; nulls left out."""
+        found = self.generation if self.generation is not None else self.read("generation_config.json")
+        return {k: v for k, v in (found or {}).items() if v is not None}
 
     def refuse(self, what: str) -> InputError:
         """An error that names the source: ``raise source.refuse("relative positions")``."""
@@ -187,7 +195,9 @@ def open_source(
             raise InputError(f"{type(source).__name__} isn't a model of transformers: it has no config")
         place = Path(str(getattr(config, "name_or_path", "") or ""))
         folder = place if str(place) != "." and place.is_dir() else None
-        made = Source(type(source).__name__, type(source).__name__, folder, tokenizer, processor)
+        how = getattr(source, "generation_config", None)
+        how = how.to_dict() if hasattr(how, "to_dict") else None
+        made = Source(type(source).__name__, type(source).__name__, folder, tokenizer, processor, how)
         return config.to_dict(), dict(source.state_dict()), made
     folder = Path(source)
     if folder.is_file():

@@ -37,7 +37,8 @@ def pour(
         rows: part -> (first row, how many).
         change: pattern of theirs -> what to do with such a tensor first.
         derived: patterns of theirs that hold no weight, such as a mask.
-        zero: patterns of ours that are zero where theirs fill nothing: a bias that the original lacks.
+        zero: patterns of ours that are zero where theirs fill nothing, a bias that the original lacks; with ``[part]``
+            it lacks these rows alone.
 
     Raises:
         InputError: a weight has no place or another shape, or a place stays empty; named.
@@ -76,10 +77,14 @@ def pour(
         left[name] -= len(target) if target.ndim else 1
     left = {k: n for k, n in left.items() if n and k not in spoiled and names[own[k].data_ptr()] == k}
     for pattern in zero:
-        for key in [k for k, n in left.items() if n == len(own[k]) and _matcher(pattern).match(k)]:
-            with torch.no_grad():
-                own[key].zero_()
-            del left[key]
+        name, _, part = pattern.removesuffix("]").partition("[")
+        for key in [k for k in left if _matcher(name).match(k)]:
+            first, count = rows[part] if part else (0, len(own[key]))
+            if part or left[key] == count:
+                with torch.no_grad():
+                    own[key][first : first + count].zero_()
+                left[key] -= count
+    left = {k: n for k, n in left.items() if n}
     _tell(source, unknown, wrong, left, table)
 
 
