@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.data import samples
 from worldtokens.quality.base import Result
-from worldtokens.quality.classifying import line, picture, read_recipe
+from worldtokens.quality.classifying import line, picture, read_recipe, train_measured
 from worldtokens.quality.linear import classes_of, figures, fit_best
 from worldtokens.tasks.classification import Classifier
 from worldtokens.tasks.mixing import pictures_of
 from worldtokens.tokenizers.base import Batch
 from worldtokens.tokenizers.image import ImageTokenizer
-from worldtokens.training.loop import train
 
 ABOUT = "handwritten digits: ours beside a timm ViT of the same size, same recipe"
 
@@ -72,7 +71,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     rows, validation = recipe.rows()
     test = samples.open("digits", split="test")
     ours, augment = recipe.build(rows)
-    report = train(ours, rows, validation, train=recipe.train, optim=recipe.optim, augment=augment)
+    report = train_measured(ours, rows, validation, recipe, augment)
     scored = ours.evaluate(test)
     picture(ours, test, out / "confusion.png", "digits, test rows")
 
@@ -83,7 +82,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
         ImageTokenizer(**{**front._args}), ours.names, ours.label, ours.label_smoothing, cfg.dim, cfg.depth, cfg.heads,
         cfg.drop_path,
     )  # fmt: skip
-    train(theirs, rows, validation, train=recipe.train, optim=recipe.optim, augment=augment)
+    train_measured(theirs, rows, validation, recipe, augment)
     beside = theirs.evaluate(test)
     weights = sum(p.numel() for p in theirs.trunk.parameters())
 
