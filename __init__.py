@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOME = {
+    "AdditiveDecoder": "backbone.additive",
     "AttentionPool": "backbone.pooling",
     "AudioTokenizer": "tokenizers.audio",
     "Batch": "tokenizers.base",
@@ -42,11 +43,14 @@ _HOME = {
     "TrainSettings": "training.settings",
     "Transformer": "backbone.transformer",
     "TransformerConfig": "backbone.config",
+    "Translator": "tasks.translation",
     "VectorQuantizer": "tokenizers.quantize",
     "VideoTokenizer": "tokenizers.video",
     "ViewTokenizer": "tokenizers.views",
     "attention_maps": "backbone.maps",
     "build": "parts",
+    "export_onnx": "pretrained.export",
+    "export_program": "pretrained.export",
     "from_hf": "pretrained.from_hf",
     "from_open_clip": "pretrained.from_open_clip",
     "from_timm": "pretrained.from_timm",
@@ -60,6 +64,7 @@ _HOME = {
     "retrieval_table": "tasks.retrieval",
     "train": "training.loop",
     "visible": "tokens",
+    "weights": "data.weights",
     "zero_shot_top1": "tasks.probe",
 }
 _MODULES = {room: room for room in ("apps", "backbone", "data", "tasks", "testing", "tokenizers", "training")}
@@ -84,6 +89,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from worldtokens.backbone.additive import AdditiveDecoder
     from worldtokens.backbone.config import TransformerConfig
     from worldtokens.backbone.maps import attention_maps
     from worldtokens.backbone.pooling import AttentionPool
@@ -92,8 +98,10 @@ if TYPE_CHECKING:
     from worldtokens.backbone.transformer import Transformer
     from worldtokens.data import samples
     from worldtokens.data.manifests import open_rows
+    from worldtokens.data.weights import weights
     from worldtokens.errors import InputError
     from worldtokens.parts import Part, build, load
+    from worldtokens.pretrained.export import export_onnx, export_program
     from worldtokens.pretrained.from_hf import from_hf
     from worldtokens.pretrained.from_open_clip import from_open_clip
     from worldtokens.pretrained.from_timm import from_timm
@@ -106,6 +114,7 @@ if TYPE_CHECKING:
     from worldtokens.tasks.language_model import LanguageModel
     from worldtokens.tasks.probe import linear_probe, zero_shot_top1
     from worldtokens.tasks.retrieval import retrieval_table
+    from worldtokens.tasks.translation import Translator
     from worldtokens.tokenizers.audio import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer
     from worldtokens.tokenizers.discrete import DiscreteTokenizer
