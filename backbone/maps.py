@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from worldtokens.backbone.additive import AdditiveDecoder
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.tokens import visible
 
@@ -43,15 +44,20 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def attention_maps(trunk: Transformer) -> Iterator[Maps]:
+def attention_maps(trunk: Transformer | AdditiveDecoder) -> Iterator[Maps]:
     """Record the attention weights of every forward pass inside the `with`.
 
     Args:
-        trunk: any Transformer; how it reads (groups, cache, window) changes nothing here.
+        trunk: any Transformer; how it reads (groups, cache, window) changes nothing here. Or an `AdditiveDecoder`, which
+            has cross maps of one head.
 
     Yields:
         `Maps` of the latest pass. A row of weights sums to 1, or is zeros at padding and where nothing can be read.
     """
+    if isinstance(trunk, AdditiveDecoder):
+        with trunk.seen() as seen_cross:
+            yield Maps(cross=seen_cross)
+        return
     maps, now = Maps(), {}
 
     def begin(module, args, kwargs):

@@ -4,13 +4,17 @@ The tokens of all samples go through torch's own RNN, LSTM (Hochreiter and Schmi
 one packed sequence: the first tokens of all, the second ones of all, and so on. No step of it is Python and no padding
 is computed.
 
-Shapes: B rows, N tokens, D width, S samples, T = all valid tokens.
+With ``cross=True`` it reads a context as the first sequence-to-sequence models did (Cho et al. 2014; Sutskever et al.
+2014): through one vector of fixed size, however long the context is. `backbone/additive.py` looks at all of it instead.
+
+Shapes: B rows, N tokens, D width, S samples, T = all valid tokens, K tokens of a context.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,13 @@ from worldtokens.tokens import Tokens
 KINDS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 
+class Told(NamedTuple):
+    """What a context says to a recurrent trunk: something to add to every token, and the states to start from."""
+
+    each: Tensor  # (B, 1, D)
+    start: tuple[Tensor, ...]  # (layers, B, D) each
+
+
 class State(Memory):
     """Where a recurrent trunk stands in each row: hidden states, and how far the row was read."""
 
@@ -31,6 +42,7 @@ class State(Memory):
         self.hidden: tuple[Tensor, ...] = ()  # (layers, B, D) each: h, and c of an LSTM
         self.next: tuple[Tensor, ...] = ()  # (B,) each: next block, next t, segment
         self.some: Tensor | None = None  # (B,) bool: rows that have read anything
+        self.told: Told | None = None  # what the context said
 
     def ends(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.next
@@ -50,6 +62,8 @@ class State(Memory):
         self.hidden = tuple(h.index_select(1, rows) for h in self.hidden)
         self.next = tuple(e.index_select(0, rows) for e in self.next)
         self.some = self.some.index_select(0, rows) if self.length else None
+        if self.told is not None:
+            self.told = Told(self.told.each[rows], tuple(h[:, rows] for h in self.told.start))
         self.batch = len(rows)
         return self
 
@@ -70,6 +84,10 @@ class Recurrent(Part):
         depth: layers.
         bidirectional: each layer reads right to left too, each way D / 2 wide; for tokens that are read together.
         dropout: chance of zeroing what goes from one layer to the next in training, 0 to 1.
+        cross: reads a context too: its first and last valid token, through one layer, become a vector that is added to
+            every token, and the states to start from. Rows then hold one sample each.
+        context_dim: width of the context's tokens. None: `dim`.
+        first_norm: a norm before the first layer, for front-ends whose tokens start small.
 
     Raises:
         ValueError: arguments don't fit together, the tokens have another width, or a bidirectional trunk is given tokens
@@ -77,7 +95,15 @@ class Recurrent(Part):
     """
 
     def __init__(
-        self, kind: str, dim: int, depth: int = 1, bidirectional: bool = False, dropout: float = 0.0
+        self,
+        kind: str,
+        dim: int,
+        depth: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        cross: bool = False,
+        context_dim: int | None = None,
+        first_norm: bool = False,
     ) -> None:
         super().__init__()
         if kind not in KINDS:
@@ -86,13 +112,24 @@ class Recurrent(Part):
             raise ValueError(f"depth={depth} and dropout={dropout}, expected 1 or more, and 0 <= dropout < 1")
         if bidirectional and dim % 2:
             raise ValueError(f"dim={dim} is odd, and a bidirectional trunk halves it")
-        self.dim, self.bidirectional = dim, bidirectional
+        if bidirectional and cross:
+            raise ValueError("a trunk that reads a context writes from left to right: bidirectional=False")
+        if context_dim is not None and not cross:
+            raise ValueError(f"context_dim={context_dim} without a context: give cross=True too")
+        self.dim, self.bidirectional, self.cross = dim, bidirectional, cross
+        self.context_dim = context_dim or dim
         width = dim // 2 if bidirectional else dim
+        self.first_norm = nn.LayerNorm(dim) if first_norm else nn.Identity()
         # torch warns about a dropout that has no second layer to act before
         between = dropout if depth > 1 else 0.0
         self.rnn = KINDS[kind](
             dim, width, depth, batch_first=True, dropout=between, bidirectional=bidirectional
         )
+        if cross:
+            states = 2 if kind == "lstm" else 1
+            self.summary = nn.Linear(2 * self.context_dim, dim)
+            self.tell = nn.Linear(dim, dim, bias=False)
+            self.start = nn.Linear(dim, states * depth * dim)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -121,11 +158,12 @@ class Recurrent(Part):
         """
         return State(batch, max_len)
 
-    def forward(self, tokens: Tokens, cache: State | None = None) -> Tokens:
+    def forward(self, tokens: Tokens, context: Tokens | None = None, cache: State | None = None) -> Tokens:
         """Update every token by those before it in its sample, and by those after it where bidirectional.
 
         Args:
             tokens: (B, N, D). Without a layout the device is asked once where the samples are.
+            context: (B, K, context_dim), one sample a row, with ``cross=True``. With a cache it is needed once.
             cache: the state after the tokens before; a sample of the segment that a row ended with goes on from it.
 
         Returns:
@@ -142,24 +180,46 @@ class Recurrent(Part):
                     "a bidirectional trunk reads to the end before it answers: it has no stepwise state"
                 )
             cache.check(tokens)
+        told = self._told(tokens, context, cache)
         if not n:
             return tokens
+        x = self.first_norm(tokens.x)
+        tokens = tokens.replace(x=x if told is None else x + told.each)
+        first = None if told is None else told.start
         known = tokens if tokens.layout is not None else tokens.measured()
         layout = known.layout
         if layout is not None and layout.full(n) and layout.order != "any":
             if self.bidirectional and layout.order != "together" and n > 1:
                 raise ValueError(_LATER)
-            start = None if cache is None else self._resume(cache, list(range(b)), tokens.segment[:, 0])
+            start = self._resume(cache, first, list(range(b)), tokens.segment[:, 0])
             x, end = self.rnn(tokens.x, start)
             rows = ends = list(range(b))
         else:
-            x, end, rows, ends = self._ragged(known, cache)
+            x, end, rows, ends = self._ragged(known, cache, first)
         if cache is not None:
             self._keep(cache, end, rows, ends)
             cache.hold(tokens)
         return tokens.replace(x=x)
 
-    def _ragged(self, tokens: Tokens, cache: State | None) -> tuple:
+    def _told(self, tokens: Tokens, context: Tokens | None, cache: State | None) -> Told | None:
+        if not self.cross:
+            if context is not None:
+                raise ValueError("this trunk reads no context: build it with cross=True")
+            return None
+        if cache is not None and cache.told is not None:
+            return cache.told
+        check_context(self, tokens, context)
+        # the first token too: a bidirectional encoder has read the whole from right to left there
+        ends = torch.cat([context.pool("first"), context.pool("last")], -1)  # (B, 2 Dc)
+        summary = self.summary(ends).tanh()
+        start = self.start(summary).tanh().unflatten(-1, (-1, self.rnn.num_layers, self.dim))
+        start = start.permute(1, 2, 0, 3).contiguous()  # (h and c, layers, B, D)
+        told = Told(self.tell(summary)[:, None], start.unbind(0))
+        if cache is not None:
+            cache.told = told
+        return told
+
+    def _ragged(self, tokens: Tokens, cache: State | None, first: tuple[Tensor, ...] | None) -> tuple:
         """As one packed sequence; gives (B, N, D), the states, and of each row that has any its last sample."""
         b, n, d = tokens.shape
         device = tokens.device
@@ -185,7 +245,7 @@ class Recurrent(Part):
             raise ValueError(_LATER)
         index = place.flatten()[flat]  # (T,): the first tokens of all samples, the second ones of all, ...
         rows = [row for row, _ in found]
-        start = None if cache is None else self._resume(cache, rows, tokens.segment.flatten()[place[0]])
+        start = self._resume(cache, first, rows, tokens.segment.flatten()[place[0]])
         x = tokens.x.reshape(b * n, d)[index]
         out, end = self.rnn(PackedSequence(x, sizes), start)
         whole = out.data.new_zeros(b * n, d).index_copy(0, index, out.data).view(b, n, d)
@@ -195,13 +255,20 @@ class Recurrent(Part):
                 last[row] = (int(p[-1]), s)
         return whole, end, list(last), [s for _, s in last.values()]
 
-    def _resume(self, state: State, rows: list[int], segment: Tensor):
+    def _resume(
+        self, state: State | None, first: tuple[Tensor, ...] | None, rows: list[int], segment: Tensor
+    ):
         """The states (layers, S, D) that samples of these rows and segments start from."""
-        if not state.length:
-            return None
         row = torch.tensor(rows, device=segment.device)
-        goes_on = state.some[row] & (state.next[2][row] == segment)
-        start = tuple(h[:, row].masked_fill(~goes_on[:, None], 0) for h in state.hidden)
+        start = None if first is None else tuple(h[:, row] for h in first)
+        if state is not None and state.length:
+            goes_on = (state.some[row] & (state.next[2][row] == segment))[:, None]
+            other = start or (0.0,) * len(state.hidden)
+            start = tuple(
+                torch.where(goes_on, h[:, row], o) for h, o in zip(state.hidden, other, strict=True)
+            )
+        if start is None:
+            return None
         return start if isinstance(self.rnn, nn.LSTM) else start[0]
 
     def _keep(self, state: State, end, rows: list[int], samples: list[int]) -> None:
@@ -221,6 +288,23 @@ class Recurrent(Part):
         weight = self.rnn.weight_hh_l0
         zero = weight.new_zeros(self.rnn.num_layers, state.batch, self.rnn.hidden_size)
         return (zero, zero) if isinstance(self.rnn, nn.LSTM) else (zero,)
+
+
+def check_context(trunk: Part, tokens: Tokens, context: Tokens | None) -> None:
+    """Can a recurrent `trunk` read this context for these tokens?
+
+    Raises:
+        ValueError: there is none, or rows, samples or widths don't fit.
+    """
+    if context is None:
+        raise ValueError("this trunk reads a context and got none: trunk(tokens, context=...)")
+    if context.dim != trunk.context_dim or len(context) != len(tokens):
+        raise ValueError(
+            f"the context is {len(context)} rows of {context.dim} channels, expected {len(tokens)} rows of "
+            f"{trunk.context_dim}"
+        )
+    if any(t.layout is not None and not t.layout.single for t in (tokens, context)):
+        raise ValueError("a recurrent trunk reads a context row by row: one sample a row, unpack the tokens")
 
 
 _LATER = (

@@ -17,6 +17,7 @@ from worldtokens.data.emoji import open_emoji
 from worldtokens.data.media_sets import open_clips, open_digits, open_furniture, open_samples, open_voice
 from worldtokens.data.motion import open_motion
 from worldtokens.data.rows import Rows
+from worldtokens.data.speech import open_spoken_sentences
 from worldtokens.data.spoken import open_spoken_digits
 from worldtokens.data.stamps import open_stamps
 from worldtokens.data.text_sets import open_brown, open_verses
@@ -50,6 +51,12 @@ SETS: dict[str, Sample] = {
         "5,000 handwritten digits, 20 x 20", "Apache-2.0 (OpenCV)", "apt, 96 MB, keeps 2", open_digits
     ),
     "verses": Sample("31,084 English-Spanish Bible verses", "public domain", "apt, 6 MB", open_verses),
+    "spoken_sentences": Sample(
+        "4,600 English sentences of a small grammar, said by espeak-ng's voices",
+        "said by GPL-3 software",
+        "made with apt's espeak-ng, 400 MB",
+        open_spoken_sentences,
+    ),
     "brown": Sample(
         "500 American English texts, 1.16 M words, 15 genres", "unclear: research", "npm, 11 MB", open_brown
     ),

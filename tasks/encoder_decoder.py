@@ -32,7 +32,7 @@ class EncoderDecoder(Task):
         tokenizers: front-ends by column; the one named `text` is a `TextTokenizer` with an end token.
         decoder: ``Transformer(cross=True)``, or a recurrent trunk that reads a context.
         encoder: what the source tokens go through first, or None.
-        text: the column that is written.
+        text: the column that is written; None: the class's own (``"text"``, or ``"target"`` of a Translator).
         tied: the head is the text's embedding; False gives it weights of its own.
         prefix: special ids or tokens that every answer is told to begin with, the last of which asks for the first
             word. Default: the text front-end's start token, or its end token where it has none.
@@ -49,12 +49,14 @@ class EncoderDecoder(Task):
         ValueError: columns, widths or settings that don't fit together.
     """
 
+    written = "text"
+
     def __init__(
         self,
         tokenizers: dict[str, Tokenizer],
         decoder: Part,
         encoder: Part | None = None,
-        text: str = "text",
+        text: str | None = None,
         tied: bool = True,
         prefix: list[int | str] | None = None,
         captions: str = "all",
@@ -65,6 +67,7 @@ class EncoderDecoder(Task):
         score: str = "loss",
     ) -> None:
         super().__init__()
+        text = self.written if text is None else text
         if text not in tokenizers or len(tokenizers) < 2:
             raise ValueError(
                 f"expected the column {text!r} and one or more to read, got {sorted(tokenizers)}"
@@ -100,9 +103,8 @@ class EncoderDecoder(Task):
             )
         if front.dim != self.decoder.dim:
             raise ValueError(f"the {self.text!r} tokens are {front.dim} wide, the decoder {self.decoder.dim}")
-        cfg = getattr(self.decoder, "cfg", None)
-        if cfg is not None and not cfg.cross:
-            raise ValueError("the decoder reads no context: build it with Transformer(cross=True)")
+        if not getattr(self.decoder, "cfg", self.decoder).cross:
+            raise ValueError("the decoder reads no context: build it with cross=True")
         width = self.encoder.dim if self.encoder is not None else context_width(self.decoder)
         for name in self.sources:
             if self.tokenizers[name].dim != width:
