@@ -1,5 +1,6 @@
 """CLIP over named columns: losses against open_clip's, figures by hand, what a person asks of it."""
 
+import io
 import math
 import subprocess
 import sys
@@ -241,6 +242,172 @@ def test_wrong_settings_are_named():
         wt.CLIP({"image": image, "text": text}, {"image": trunk})
 
 
+def test_rows_that_show_the_same_thing_are_no_negatives():
+    """Two rows of one caption: neither counts against the other; `same=[]` gives open_clip's plain loss."""
+    model, plain = make().eval(), make(same=[]).eval()
+    plain.load_state_dict(model.state_dict())
+    rows = [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:5]]
+    rows[3]["text"] = rows[0]["text"]
+    batch = batch_of(model, rows)
+    a, b = (model(batch)[k] for k in ("image", "text"))
+    logits = model.logit_scale.exp() * a @ b.T
+    target = torch.arange(5)
+    all_others = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+    assert abs(float((plain.loss(batch_of(plain, rows))["loss"] - all_others).detach())) < 1e-4
+    logits[0, 3] = logits[3, 0] = -torch.inf
+    want = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+    assert abs(float((model.loss(batch)["loss"] - want).detach())) < 1e-4
+    assert abs(float((want - all_others).detach())) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_alike_by_a_column_without_a_front_end(kind):
+    """Pictures of one object under different words: `same=["object"]`; a batch of one object alone has nothing to tell
+    apart, and gives a finite loss."""
+    torch.manual_seed(0)
+    model = make(loss=kind, same=["object"]).eval()
+    rows = [
+        {"image": r["image"], "text": r["text"][0], "object": f"o{i // 2}"} for i, r in enumerate(ROWS[:6])
+    ]
+    batch = batch_of(model, rows)
+    a, b = (model(batch)[k] for k in ("image", "text"))
+    logits = model.logit_scale.exp() * a @ b.T + (0 if kind == "clip" else model.logit_bias)
+    total = torch.zeros(())
+    for i in range(6):
+        others = [j for j in range(6) if j // 2 != i // 2]
+        if kind == "siglip":
+            total = total - F.logsigmoid(logits[i, i]) - F.logsigmoid(-logits[i, others]).sum()
+        else:
+            for row in (logits[i], logits[:, i]):
+                total = total - (row[i] - row[[i, *others]].logsumexp(0)) / 2
+    assert abs(float((model.loss(batch)["loss"] - total / 6).detach())) < 1e-4
+    one = model.loss(batch_of(model, rows[:2]))["loss"]
+    assert one.isfinite()
+    one.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def three(**options):
+    torch.manual_seed(0)
+    dim = 16
+    tokenizers = {
+        "image": wt.ImageTokenizer(dim=dim, patch=16, size=32),
+        "text": wt.TextTokenizer.clip(dim=dim, context=16),
+        "audio": wt.AudioTokenizer(
+            dim=dim, stem="patches", n_mels=16, patch=(8, 16), seconds=1.0, positions="sincos"
+        ),
+    }
+    return wt.CLIP(tokenizers, wt.Transformer(dim, 1, 2), dim=8, **options)
+
+
+def triples(n):
+    beep = lambda i: (torch.sin(torch.arange(4000) * 0.02 * (i + 1)), 16000)  # noqa: E731
+    return [{"image": r["image"], "text": r["text"][0], "audio": beep(i)} for i, r in enumerate(ROWS[:n])]
+
+
+def test_the_loss_is_over_the_pairs_that_are_named():
+    rows = triples(5)
+    all_pairs, two = three().eval(), three(pairs=[["image", "text"], ["audio", "image"]]).eval()
+    whole = all_pairs.loss(batch_of(all_pairs, rows))
+    found = two.loss(batch_of(two, rows))
+    assert set(found) == {"loss", "scale", "image-text", "audio-image"}
+    mean = (whole["image-text"] + whole["image-audio"]) / 2
+    assert float(found["loss"].detach()) == pytest.approx(float(mean), abs=1e-5)
+    assert "text_to_audio/R@10" in two.evaluate(rows)  # measured all the same
+    for wrong in ([], [["image", "image"]], [["image", "video"]], [["image", "text"], ["text", "image"]]):
+        with pytest.raises(ValueError, match="expected different pairs"):
+            three(pairs=wrong)
+
+
+def test_each_row_lacks_another_column():
+    """The pairs of columns have different rows; each pair's loss is that of its own rows alone."""
+    rows = triples(7)
+    del rows[0]["image"], rows[1]["text"], rows[2]["audio"], rows[3]["audio"], rows[3]["text"]
+    model = three().eval()
+    out = model.loss(batch_of(model, rows))
+    losses = []
+    for a, b in (("image", "text"), ("image", "audio"), ("text", "audio")):
+        both = [{a: r[a], b: r[b]} for r in rows if a in r and b in r]
+        losses.append(model.loss(batch_of(model, both))["loss"].detach())
+        assert float(out[f"{a}-{b}"]) == pytest.approx(float(losses[-1]), abs=1e-5)
+    assert float(out["loss"].detach()) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("column", ["image", "text", "audio"])
+def test_a_batch_without_a_whole_modality_trains(column):
+    rows = triples(4)
+    for row in rows:
+        del row[column]
+    model = three()
+    out = model.loss(batch_of(model, rows))
+    left = [k for k in ("image", "text", "audio") if k != column]
+    assert f"{left[0]}-{left[1]}" in out and len(out) == 3
+    out["loss"].backward()
+    assert all(p.grad.abs().max() > 0 for p in model.trunk.parameters() if p.ndim > 1)
+    assert all(p.grad is None for p in model.tokenizers[column].parameters())
+
+
+def test_a_front_end_in_place_of_another_is_one_line():
+    """Sounds in place of pictures: the same model, the same calls, one line changed."""
+    dim = 32
+
+    def learns(column, front, rows):
+        torch.manual_seed(0)
+        model = wt.CLIP(
+            {column: front, "text": wt.TextTokenizer.clip(dim=dim, context=8)}, wt.Transformer(dim, 2, 2), 16
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+        batch = batch_of(model, rows)
+        for _ in range(60):
+            optimizer.zero_grad()
+            model.loss(batch)["loss"].backward()
+            optimizer.step()
+        return model.evaluate(rows)[f"text_to_{column}/R@1"]
+
+    tone = lambda i: (torch.sin(torch.arange(4800) * 0.03 * (i + 1)), 16000)  # noqa: E731
+    names = ["low", "high", "shrill", "deep", "soft", "bright"]
+    pictures = [{"image": ROWS[4 * i]["image"], "text": name} for i, name in enumerate(names)]
+    sounds = [{"audio": tone(i), "text": name} for i, name in enumerate(names)]
+    assert learns("image", wt.ImageTokenizer(dim, patch=16, size=64), pictures) == 1.0
+    assert learns("audio", wt.AudioTokenizer(dim, n_mels=40, seconds=1.0), sounds) == 1.0
+
+
+def test_tokens_left_out_in_training_leave_answers_alone():
+    """FLIP: `Reduced` drops half of a picture's tokens in training, pooling still finds the class token, and embeddings
+    in eval mode are those of the whole picture."""
+    torch.manual_seed(0)
+    whole = wt.ImageTokenizer(dim=32, patch=8, size=32, class_token=True)
+    text = wt.TextTokenizer.clip(dim=32)
+    trunk = wt.Transformer(32, 2, 2)
+    model = wt.CLIP({"image": whole, "text": text}, trunk, 16).eval()
+    half = wt.CLIP({"image": wt.Reduced(whole, keep=0.5), "text": text}, trunk, 16).eval()
+    half.projections.load_state_dict(model.projections.state_dict())
+    assert half.pooling["image"] == model.pooling["image"] == "first"
+    assert half.pooling["text"] == "last"
+    picture = [ROWS[0]["image"]]
+    assert (half.embed("image", picture) - model.embed("image", picture)).abs().max() < 1e-6
+    seen = []
+    trunk.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    batch = batch_of(half, [{"image": ROWS[0]["image"], "text": "a"}])
+    half.train()(batch)
+    assert seen[0] == 1 + 8  # class token, half of 16 patches
+
+
+def test_retrieval_table_tells_every_pair(model):
+    from rich.console import Console
+
+    rows = triples(6)
+    net = three().eval()
+    figures = net.evaluate(rows)
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(wt.retrieval_table(figures, "six rows"))
+    text = console.export_text()
+    for a, b in (("image", "text"), ("text", "audio"), ("audio", "image")):
+        assert f"{b} by {a}" in text and f"{a} by {b}" in text
+    assert text.count("of 6") == 6 and "six rows" in text
+    assert f"{100 * figures['image_to_text/R@1']:.1f}" in text and "16.7" in text
+
+
 def _one_of_two(rank, folder, kind):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -257,8 +424,9 @@ def _one_of_two(rank, folder, kind):
 
 
 def uneven():
-    """Six rows of which the second process has fewer pairs than the first."""
+    """Six rows of which the second process has fewer pairs than the first; two, one on each process, share a caption."""
     rows = [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:6]]
+    rows[3]["text"] = rows[0]["text"]
     del rows[4]["image"], rows[5]["text"]
     return rows
 

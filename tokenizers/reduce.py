@@ -53,6 +53,13 @@ class Reduced(Tokenizer):
         check_share(keep, protect)
         self.tokenizer, self.keep, self.how, self.protect = tokenizer, keep, how, protect
         self.modality, self.dim = tokenizer.modality, tokenizer.dim
+        # what decides how tokens are pooled
+        self.prefix, self.causal = getattr(tokenizer, "prefix", 0), getattr(tokenizer, "causal", False)
+
+    @property
+    def class_token(self) -> Tensor | None:
+        """The front-end's own, where it has one."""
+        return getattr(self.tokenizer, "class_token", None)
 
     def read(self, source) -> Tensor:
         """As the front-end reads."""
