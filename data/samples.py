@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from worldtokens.data.motion import open_motion
 from worldtokens.data.rows import Rows
 from worldtokens.data.speech import open_spoken_sentences
 from worldtokens.data.spoken import open_spoken_digits
-from worldtokens.data.stamps import open_stamps
+from worldtokens.data.stamps import open_spoken, open_stamps
 from worldtokens.data.text_sets import open_brown, open_verses
 from worldtokens.errors import InputError
 
@@ -47,10 +48,22 @@ SETS: dict[str, Sample] = {
         "apt, 161 MB",
         open_stamps,
     ),
+    "spoken": Sample(
+        "the stamps' captions one by one: words, recording, picture; 10 languages",
+        "GPL-2",
+        "as stamps",
+        open_spoken,
+    ),
     "digits": Sample(
         "5,000 handwritten digits, 20 x 20", "Apache-2.0 (OpenCV)", "apt, 96 MB, keeps 2", open_digits
     ),
     "verses": Sample("31,084 English-Spanish Bible verses", "public domain", "apt, 6 MB", open_verses),
+    "verse_books": Sample(
+        "the same verses, seven whole books held out for the test",
+        "public domain",
+        "apt, 6 MB",
+        functools.partial(open_verses, books=True),
+    ),
     "spoken_sentences": Sample(
         "4,600 English sentences of a small grammar, said by espeak-ng's voices",
         "said by GPL-3 software",

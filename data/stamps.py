@@ -17,6 +17,8 @@ from worldtokens.data.rows import Rows, kin, side_of
 from worldtokens.errors import InputError
 
 PACKAGE = "tuxpaint-stamps-default"
+# the languages of most recordings, and English
+SPOKEN = ("en", "fr", "ro", "ru", "bg", "ca", "es", "el", "be", "da")
 _CAPTION = re.compile(r"([A-Za-z_@]+)\.utf8=(.*)")
 _SPEECH = re.compile(r"(?P<stem>.+)_desc(?:_(?P<language>[A-Za-z_]+))?")
 
@@ -31,8 +33,8 @@ def open_stamps(
     """The 785 stamps that are PNG pictures, in order of their paths; with `drawings`, all 950.
 
     Each row: `id` (path below the stamps' folder, no ending), `image` (PNG path), `text` (the captions in
-    `languages`, a list), `captions` (language -> caption, all), `speech` (language -> path of a spoken caption, OGG
-    44.1 kHz), `sound` (path of the noise it makes; most rows have none), `class` (folder, e.g. "animals/birds"), `split`.
+    `languages`, a list), `audio` (paths of the captions spoken in `languages`, a list), `captions` (language -> caption,
+    all), `speech` (language -> path of a spoken caption, OGG 44.1 kHz), `sound` (path of the noise it makes; most rows have none), `class` (folder, e.g. "animals/birds"), `split`.
     165 stamps are SVG drawings only. Nothing here renders SVG, so they are left out unless asked for, and then have `svg`
     (path) in place of `image`: their captions and speech are still pairs of text and sound.
 
@@ -41,8 +43,8 @@ def open_stamps(
 
     Args:
         split: "train", "validation" or "test"; None for all.
-        languages: whose captions to give as `text`. Rows with none of them have no text.
-        audio: a language, e.g. "fr": rows gain `audio`, the path of the caption spoken in it; rows without are left out.
+        languages: whose captions and recordings to give as `text` and `audio`. Rows with none of them lack that column.
+        audio: a language, e.g. "fr": `audio` is the one path of the caption spoken in it; rows without are left out.
         drawings: True adds the stamps that are SVG only.
         folder: an unpacked copy of the stamps' folder, instead of fetching the package.
     """
@@ -60,20 +62,61 @@ def open_stamps(
         record = dict(record)
         if texts:
             record["text"] = texts
+        spoken = [record["speech"][language] for language in languages if language in record["speech"]]
+        if spoken:
+            record["audio"] = spoken
         if audio is not None:
             if audio not in record["speech"]:
                 continue
             record["audio"] = record["speech"][audio]
         records.append(record)
-    for key, asked, column in (("languages", languages, "captions"), ("audio", (audio,), "speech")):
-        known = {language for record in everything for language in record[column]}
-        unknown = [language for language in asked if language is not None and language not in known]
-        if unknown:
-            raise InputError(
-                f"stamps: {key}: found {unknown[0]!r}, expected some of {', '.join(sorted(known))}"
-            )
+    _check_known(everything, "languages", languages, "captions")
+    _check_known(everything, "audio", () if audio is None else (audio,), "speech")
     rows = Rows(records, name="stamps")
     return rows if split is None else rows.split(split)
+
+
+def open_spoken(
+    split: str | None = None, languages: Sequence[str] = SPOKEN, folder: str | Path | None = None
+) -> Rows:
+    """The stamps' captions, a row each: the picture, the words in one language, and the recording of these very words.
+
+    Each row: `id` ("animals/birds/owl fr"), `stamp` (its id in `open_stamps`, shared by the rows that show the same
+    thing), `image` (PNG path; rows of stamps that are SVG only lack it), `text`, `audio` (OGG path; captions that nobody
+    spoke lack it), `language`, `class`, `split` (the stamp's).
+
+    Args:
+        split: "train", "validation" or "test"; None for all.
+        languages: which captions.
+        folder: as in `open_stamps`.
+    """
+    languages = (languages,) if isinstance(languages, str) else tuple(languages)
+    records = []
+    for stamp in open_stamps(split, languages, drawings=True, folder=folder):
+        for language in languages:
+            if language not in stamp["captions"]:
+                continue
+            record = {
+                "id": f"{stamp['id']} {language}",
+                "stamp": stamp["id"],
+                "text": stamp["captions"][language],
+            }
+            if "image" in stamp:
+                record["image"] = stamp["image"]
+            if language in stamp["speech"]:
+                record["audio"] = stamp["speech"][language]
+            record |= {"language": language, "class": stamp["class"], "split": stamp["split"]}
+            records.append(record)
+    return Rows(records, name="spoken" if split is None else f"spoken/{split}")
+
+
+def _check_known(records: Sequence[dict], argument: str, languages: Sequence[str], column: str) -> None:
+    known = {language for record in records for language in record[column]}
+    unknown = [language for language in languages if language not in known]
+    if unknown:
+        raise InputError(
+            f"stamps: {argument}: found {unknown[0]!r}, expected some of {', '.join(sorted(known))}"
+        )
 
 
 def read_captions(path: Path) -> dict[str, str]:

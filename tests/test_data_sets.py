@@ -8,7 +8,7 @@ import pytest
 from worldtokens.data import fetch, samples
 from worldtokens.data.media_sets import read_catalog
 from worldtokens.data.rows import kin
-from worldtokens.data.stamps import open_stamps
+from worldtokens.data.stamps import open_spoken, open_stamps
 from worldtokens.data.text_sets import open_brown, plain_verse, read_ztext
 from worldtokens.errors import InputError
 
@@ -53,6 +53,22 @@ def test_stamps_options(stamps):
     assert "svg" in open_stamps(drawings=True, folder=stamps)[2]
     with pytest.raises(InputError, match="expected some of da, en, fr"):
         open_stamps(audio="xx", folder=stamps)
+
+
+def test_recordings_are_rows_with_their_own_words(stamps):
+    """Words and recording are of one language; what nobody spoke or drew is lacking, not guessed."""
+    rows = open_spoken(languages=("en", "fr"), folder=stamps)
+    assert [row["id"] for row in rows] == [
+        "birds/owl-2 en", "birds/owl en", "birds/owl fr", "things/cup en", "things/cup fr", "things/owl en",
+    ]  # fmt: skip
+    french = rows[2]
+    assert french["text"] == "Une chouette." and french["audio"].endswith("owl_desc_fr.ogg")
+    assert french["stamp"] == "birds/owl" and french["image"].endswith("birds/owl.png")
+    assert "audio" not in rows[0] and "image" not in rows[3]
+    whole = open_stamps(languages=("en", "fr"), folder=stamps)[1]
+    assert [path.rpartition("/")[2] for path in whole["audio"]] == ["owl_desc.ogg", "owl_desc_fr.ogg"]
+    with pytest.raises(InputError, match="languages: found 'xx'"):
+        open_spoken(languages="xx", folder=stamps)
 
 
 def test_stamps_of_one_caption_or_series_stay_together(stamps):
