@@ -106,6 +106,8 @@ class FeedForward(nn.Module):
         if self.act is None:
             gate, up = x.chunk(2, -1)
             return self.fc2(self.norm(F.silu(gate) * up))
+        if self.act is F.gelu and not torch.is_grad_enabled():
+            return self.fc2(self.norm(torch.ops.aten.gelu_(x)))  # no new memory: 4 % of a ViT's time on a CPU
         return self.fc2(self.norm(self.act(x)))
 
 
@@ -169,7 +171,9 @@ class Block(nn.Module):
                 read = self.cross(modulated(self.norm_cross(x), mid), context, reading.cross, layer)
                 x = x + self._drop(gated(self.scale_cross(read), mid), reading)
             made = self.mlp(modulated(self.norm2(x), last))
-            return x + self._drop(gated(self.scale2(made), last), reading)
+            made = self._drop(gated(self.scale2(made), last), reading)
+            # x is this block's own since the first half was added
+            return x + made if torch.is_grad_enabled() else x.add_(made)
         x = self.norm1(x + self._drop(self.scale1(self.attn(x, reading, rope, layer)), reading))
         if self.cross is not None:
             read = self.cross(x, context, reading.cross, layer)
