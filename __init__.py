@@ -49,6 +49,7 @@ _HOME = {
     "ViewTokenizer": "tokenizers.views",
     "attention_maps": "backbone.maps",
     "build": "parts",
+    "draw_confusion": "apps.confusion",
     "export_onnx": "pretrained.export",
     "export_program": "pretrained.export",
     "from_hf": "pretrained.from_hf",
@@ -89,6 +90,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from worldtokens.apps.confusion import draw_confusion
     from worldtokens.backbone.additive import AdditiveDecoder
     from worldtokens.backbone.config import TransformerConfig
     from worldtokens.backbone.maps import attention_maps

@@ -42,7 +42,7 @@ def draw_confusion(
 
     totals = counts.sum(1, keepdim=True)
     share = counts / totals.clamp(min=1)
-    side = min(24.0, 2.2 + 0.5 * n)  # inches
+    side = min(24.0, 3.2 + 0.45 * n)  # inches
     figure = Figure(figsize=(side + 0.8, side), layout="constrained", dpi=110)
     canvas, axes = FigureCanvasAgg(figure), figure.subplots()
     shade = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)

@@ -60,12 +60,12 @@ def percent(value: float) -> float:
     return round(100 * value, 1)
 
 
-def line(task: Classifier, report: TrainReport, **facts: Any) -> Result:
+def line(model: Classifier, report: TrainReport, /, **facts: Any) -> Result:
     """A `Result` in percent, with the model's size and the training's length filled in."""
-    cfg, front = task.trunk.cfg, task.tokenizers[task.column]
+    cfg, front = model.trunk.cfg, model.tokenizers[model.column]
     front = getattr(front, "tokenizer", front)
     facts.setdefault("size", f"{cfg.dim} wide, {cfg.depth} deep, {type(front).__name__}")
-    facts.setdefault("parameters", sum(p.numel() for p in task.parameters()))
+    facts.setdefault("parameters", sum(p.numel() for p in model.parameters()))
     facts.setdefault("minutes", round(report.seconds / 60, 1))
     for name in ("value", "baseline_value", "chance"):
         facts[name] = percent(facts[name])

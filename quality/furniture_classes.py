@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worldtokens.data import samples
 from worldtokens.quality.base import Result
 from worldtokens.quality.classifying import line, picture, read_recipe, train_recipe
 from worldtokens.quality.linear import classes_of, figures, fit_best
+from worldtokens.tokenizers.points import PointTokenizer
 
 ABOUT = "twelve kinds of furniture from point clouds"
 GRID = 6  # cells a side
@@ -31,18 +33,25 @@ def occupancy(clouds: Sequence[Tensor]) -> Tensor:
     return torch.stack(made)
 
 
+def read_once(front: PointTokenizer, rows: dict[str, dict], path: Path) -> dict[str, Tensor]:
+    """Each mesh's cloud by its id; reading all takes minutes, so they are kept in a file."""
+    if path.is_file():
+        return load_file(path)
+    clouds = {name: front.read(row["points"]) for name, row in rows.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(clouds, path)
+    return clouds
+
+
 def check(out: Path, scale: float = 1.0) -> list[Result]:
     """Train on four fifths of the pieces; ask the test rows."""
     recipe = read_recipe("furniture_classes", out / "ours", scale)
     front = recipe.build([])[0].tokenizers["points"]
-    sides = {
-        # meshes are slow to read, so each is read once
-        side: [
-            {"points": front.read(row["points"]), "class": row["class"]}
-            for row in samples.open("furniture", split=side)
-        ]
-        for side in ("train", "validation", "test")
-    }
+    every = {row["id"]: row for row in samples.open("furniture")}
+    clouds = read_once(front, every, out / "clouds.safetensors")
+    sides: dict[str, list] = {"train": [], "validation": [], "test": []}
+    for name, row in every.items():
+        sides[row["split"]].append({"points": clouds[name], "class": row["class"]})
     task, report = train_recipe(recipe, sides["train"], sides["validation"])
     x = {
         side: (occupancy([row["points"] for row in rows]), classes_of(rows, task.names))
