@@ -52,18 +52,26 @@ _HOME = {
     "draw_confusion": "apps.confusion",
     "export_onnx": "pretrained.export",
     "export_program": "pretrained.export",
+    "freeze": "pretrained.freezing",
     "from_hf": "pretrained.from_hf",
     "from_open_clip": "pretrained.from_open_clip",
     "from_timm": "pretrained.from_timm",
+    "grow_vocabulary": "pretrained.vocabulary",
     "linear_probe": "tasks.probe",
     "load": "parts",
     "mask_tokens": "tokenizers.reduce",
+    "merge_lora": "pretrained.lora",
     "merge_tokens": "tokenizers.reduce",
     "modality_id": "tokens",
     "open_rows": "data.manifests",
     "pack": "tokens",
+    "resize_context": "pretrained.vocabulary",
+    "resize_pictures": "pretrained.resize",
     "retrieval_table": "tasks.retrieval",
+    "reuse": "pretrained.reuse",
+    "shrink_vocabulary": "pretrained.vocabulary",
     "train": "training.loop",
+    "unfreeze": "pretrained.freezing",
     "visible": "tokens",
     "weights": "data.weights",
     "zero_shot_top1": "tasks.probe",
@@ -104,9 +112,14 @@ if TYPE_CHECKING:
     from worldtokens.errors import InputError
     from worldtokens.parts import Part, build, load
     from worldtokens.pretrained.export import export_onnx, export_program
+    from worldtokens.pretrained.freezing import freeze, unfreeze
     from worldtokens.pretrained.from_hf import from_hf
     from worldtokens.pretrained.from_open_clip import from_open_clip
     from worldtokens.pretrained.from_timm import from_timm
+    from worldtokens.pretrained.lora import merge_lora
+    from worldtokens.pretrained.resize import resize_pictures
+    from worldtokens.pretrained.reuse import reuse
+    from worldtokens.pretrained.vocabulary import grow_vocabulary, resize_context, shrink_vocabulary
     from worldtokens.tasks.base import Task
     from worldtokens.tasks.captioning import Captioner
     from worldtokens.tasks.classification import Classifier

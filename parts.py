@@ -74,8 +74,24 @@ class Part(nn.Module):
         args = {k: _plain(v, folder, f"{cls.__name__}({k}=)") for k, v in self.config_args(folder).items()}
         return {"class": name, "args": args}
 
+    def train(self, mode: bool = True) -> Part:
+        """Training or eval mode; a module all of whose parameters are frozen stays in eval mode (see `wt.freeze`).
+
+        It drops no paths then and learns no statistics, so that what is frozen gives what it gave.
+        """
+        super().train(mode)
+        if mode and not all(p.requires_grad for p in self.parameters()):
+            for module in self.modules():
+                params = list(module.parameters())
+                if params and not any(p.requires_grad for p in params):
+                    nn.Module.train(module, False)
+        return self
+
     def save(self, folder: str | os.PathLike) -> Path:
         """Write `config.json`, `model.safetensors` and vocabularies into `folder`; each file appears whole.
+
+        Adapters that `peft` put into the model are saved beside the weights that they change; `wt.merge_lora` makes one
+        of both first, so that loading needs no peft.
 
         Returns:
             The folder.
@@ -84,12 +100,46 @@ class Part(nn.Module):
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = json.dumps(self.config(folder), indent=2, ensure_ascii=False) + "\n"
+        made = self.config(folder)
+        if getattr(self, "peft_config", None):
+            from worldtokens.pretrained import lora
+
+            made["adapters"] = lora.settings(self)
+        config = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
         weights, alias = _own_weights(self)
         meta = {"format": "pt", "config": _digest(config), "alias": json.dumps(alias)}
         write_whole(folder / WEIGHTS, save(weights, metadata=meta))
         write_whole(folder / CONFIG, config.encode())
         return folder
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Save the model with a model card to the Hugging Face Hub; see `pretrained.hub.push`.
+
+        Args:
+            repo_id: ``"someone/name"``.
+            options: what `huggingface_hub.ModelHubMixin.push_to_hub` takes, e.g. ``private=True``.
+
+        Returns:
+            The commit's address.
+        """
+        from worldtokens.pretrained import hub
+
+        return hub.push(self, repo_id, **options)
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike, **options: Any) -> Any:
+        """A model of this class from a folder or the Hugging Face Hub; ``wt.Part`` takes any class.
+
+        Args:
+            source: a folder that `save` wrote, or ``"someone/name"``.
+            options: what `huggingface_hub.ModelHubMixin.from_pretrained` takes, e.g. ``revision="main"``.
+
+        Raises:
+            InputError: it isn't there, isn't a model of this package, or of another class.
+        """
+        from worldtokens.pretrained import hub
+
+        return hub.pull(cls, source, **options)
 
 
 def _digest(config: str) -> str:
@@ -220,9 +270,14 @@ def load(folder: str | os.PathLike, device: str | torch.device = "cpu") -> Any:
             f"{folder}: {CONFIG} and {WEIGHTS} were not written by the same save; save the model again, or "
             "restore the pair from a backup"
         )
+    adapters = config.pop("adapters", None) if isinstance(config, dict) else None
     model = build(config, folder)
     if not isinstance(model, Part):
         raise InputError(f"{folder / CONFIG} has no class at its top")
+    if adapters:
+        from worldtokens.pretrained import lora
+
+        lora.put_in(model, adapters)
     model.to(device)
     for name, kept in json.loads(meta.get("alias", "{}")).items():
         weights[name] = weights[kept]

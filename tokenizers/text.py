@@ -118,9 +118,10 @@ class TextTokenizer(Tokenizer):
             [self._rust.id_to_token(i) for i in sorted(named) if i not in added or not added[i].special]
         )
         self._rust.encode_special_tokens = True
-        self._words = (
-            clip_text.Words(self._rust) if cleaning == "clip" and clip_text.Words.fits(self._rust) else None
-        )
+        # added words that aren't special cut across white space, which the table of whole words doesn't know
+        plain = any(not t.special and i not in named for i, t in added.items())
+        fits = cleaning == "clip" and not plain and clip_text.Words.fits(self._rust)
+        self._words = clip_text.Words(self._rust) if fits else None
         self._told = False
 
         self.embedding = nn.Embedding(self.vocab_size, dim)

@@ -1,0 +1,288 @@
+"""An encoder as one graph without Python: `torch.export`, and ONNX for onnxruntime.
+
+    wt.export_onnx(model, "image.onnx", column="image")
+
+What goes in is what the front-end's `collate` prepares: pictures as normalised floats, texts as ids with their lengths.
+How to prepare it is written beside the graph as JSON, with the vocabulary. The graph takes any number of rows; texts of
+any length up to the context; pictures of any size where the front-end has none.
+
+Shapes: B rows, N ids of the longest text, D width of an embedding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worldtokens.backbone.recurrent import Recurrent
+from worldtokens.errors import InputError
+from worldtokens.parts import write_whole
+from worldtokens.tasks.classification import Classifier
+from worldtokens.tasks.contrastive import CLIP
+from worldtokens.tasks.encoder import Encoder
+from worldtokens.tokenizers.base import Batch, Tokenizer
+from worldtokens.tokenizers.image import ImageTokenizer
+from worldtokens.tokenizers.text import TextTokenizer
+
+
+def export_program(model: nn.Module, column: str | None = None) -> torch.export.ExportedProgram:
+    """One column of a model as a graph.
+
+    Args:
+        model: a `CLIP` (one of its towers), a `Classifier` or an `Encoder`; exported in eval mode, left as it was.
+        column: which front-end, e.g. ``"image"``; needed where there are several.
+
+    Returns:
+        A program whose `module()` takes ``pixels`` (B, 3, H, W), normalised floats, or ``ids`` (B, N) int64 and
+        ``lengths`` (B,) int64, each 1 to N, and gives (B, D) embeddings or (B, classes) logits. What ids hold behind a
+        text's length changes nothing. A text front-end with ``fill=True`` takes ``ids`` alone, filled up to the context.
+        Pictures of a front-end without a size have sides of two patches or more, multiples of the patch.
+
+    Raises:
+        InputError: the model or its front-end isn't one of these.
+    """
+    return _export(_graph(model, column))
+
+
+def export_onnx(
+    model: nn.Module, path: str | os.PathLike, column: str | None = None, opset: int = 18
+) -> Path:
+    """One column of a model as an ONNX file, and how to prepare its input as JSON beside it.
+
+    Beside ``image.onnx`` stands ``image.json``; for text ``text.tokenizer.json`` too, a vocabulary that Hugging Face's
+    `tokenizers` reads in any language. Inputs and outputs are those of `export_program`; the output is named
+    ``embeddings`` or ``logits``.
+
+    Args:
+        model, column: as in `export_program`.
+        path: of the file, ending in ``.onnx``.
+        opset: version of ONNX's operators, 18 or more.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: as `export_program`, or the packages that write ONNX aren't there.
+    """
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise InputError(f"{path}: expected a name that ends in .onnx")
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as e:
+        raise InputError(f"writing ONNX needs {e.name}: pip install worldtokens[export]") from e
+    graph = _graph(model, column)
+    program = _export(graph)
+    with _quiet():
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=opset,
+            input_names=list(graph.inputs),
+            output_names=[graph.output],
+            verbose=False,
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.save(path)
+    facts = graph.facts()
+    if isinstance(graph.front, TextTokenizer):
+        facts["prepare"]["vocabulary"] = f"{path.stem}.tokenizer.json"
+        graph.front.save_vocabulary(path.with_name(facts["prepare"]["vocabulary"]))
+    write_whole(path.with_suffix(".json"), (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
+    return path
+
+
+@dataclasses.dataclass
+class _Graph:
+    """What is exported: a module over plain tensors, examples of its inputs, and which of their sides are free."""
+
+    model: nn.Module
+    column: str
+    front: Tokenizer
+    run: Callable[[Batch], Tensor]
+    output: str
+    inputs: dict[str, Tensor] = dataclasses.field(init=False)
+    free: dict[str, dict[int, Any]] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = torch.export.Dim("rows")
+        front, device = self.front, next(self.model.parameters()).device
+        if isinstance(front, ImageTokenizer):
+            self.inputs, self.free = _picture(front, rows)
+        else:
+            self.inputs, self.free = _text(front, rows)
+        dtype = next(self.model.parameters()).dtype
+        self.inputs = {
+            k: v.to(device, dtype if v.is_floating_point() else None) for k, v in self.inputs.items()
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What a program in another language must know to prepare the input."""
+        shapes = {}
+        for name, value in self.inputs.items():
+            sides = [
+                str(self.free[name][i].__name__) if i in self.free[name] else n
+                for i, n in enumerate(value.shape)
+            ]
+            shapes[name] = {"type": str(value.dtype).removeprefix("torch."), "shape": sides}
+        made: dict[str, Any] = {"model": type(self.model).__name__, "column": self.column, "inputs": shapes}
+        made["output"] = {"name": self.output}
+        names = getattr(self.model, "names", None)
+        if self.output == "logits" and names:
+            made["output"]["classes"] = list(names)
+        return made | {"prepare": _prepare(self.front)}
+
+
+class _Module(nn.Module):
+    """A graph's forward: named tensors in, one tensor out."""
+
+    def __init__(self, graph: _Graph) -> None:
+        super().__init__()
+        self.model, self.run = graph.model, graph.run
+
+
+class _Pictures(_Module):
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.run(Batch(pixels=pixels))
+
+
+class _Texts(_Module):
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return self.run(Batch(ids=ids, lengths=lengths))
+
+
+class _FilledTexts(_Module):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.run(Batch(ids=ids, lengths=None))
+
+
+def _graph(model: nn.Module, column: str | None) -> _Graph:
+    if isinstance(model, CLIP):
+        fronts = dict(model.tokenizers)
+    elif isinstance(model, Classifier):
+        fronts = {model.column: model.tokenizers[model.column]}
+    elif isinstance(model, Encoder):
+        fronts = {model.tokenizer.modality: model.tokenizer}
+    else:
+        raise InputError(
+            f"a {type(model).__name__} can't be exported: CLIP's towers, Classifier and Encoder can. Build an Encoder "
+            "from the front-end and trunk that you need"
+        )
+    if column is None and len(fronts) > 1:
+        raise InputError(f"this model has the columns {list(fronts)}: name one, column=")
+    column = next(iter(fronts)) if column is None else column
+    if column not in fronts:
+        raise InputError(f"this model has no column {column!r}; it has {list(fronts)}")
+    front = fronts[column]
+    if not isinstance(front, ImageTokenizer | TextTokenizer):
+        raise InputError(
+            f"the {column!r} front-end is a {type(front).__name__}: pictures (ImageTokenizer) and text (TextTokenizer) "
+            "can be exported"
+        )
+    if isinstance(front, ImageTokenizer) and front.size is not None and front.resize == "pad":
+        raise InputError(
+            "this front-end's resize='pad' leaves patches of background out picture by picture: export with "
+            "resize='crop' or 'squash'"
+        )
+    trunk = model._trunk(column) if isinstance(model, CLIP) else model.trunk
+    if isinstance(trunk, Recurrent) and isinstance(front, TextTokenizer) and not front.fill:
+        raise InputError(
+            "a Recurrent trunk over texts of unequal length has no graph of fixed steps: use a Transformer"
+        )
+    if isinstance(model, CLIP):
+        return _Graph(model, column, front, lambda batch: model.encode(column, batch), "embeddings")
+    if isinstance(model, Classifier):
+        output = "logits" if model.classes else "embeddings"
+        return _Graph(model, column, front, lambda batch: model({column: batch}), output)
+    return _Graph(model, column, front, model.features, "embeddings")
+
+
+def _picture(front: ImageTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
+    if front.size is not None:
+        return {"pixels": torch.zeros(2, 3, *front.size)}, {"pixels": {0: rows}}
+    free: dict[int, Any] = {0: rows}
+    for axis, (name, p) in enumerate(zip(("height", "width"), front.patch, strict=True), 2):
+        # a graph for one patch a side would be another one: there a side of 1 counts as broadcast
+        patches = torch.export.Dim(f"{name}_patches", min=2, max=front.max_tokens)
+        free[axis] = p * patches if p > 1 else patches
+    # unequal example sides, so that nothing can take them for one
+    return {"pixels": torch.zeros(2, 3, 3 * front.patch[0], 5 * front.patch[1])}, {"pixels": free}
+
+
+def _text(front: TextTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
+    if front.fill:
+        ids = torch.full((2, front.context), front.pad_id)
+        return {"ids": ids}, {"ids": {0: rows}}
+    most = front.context or 2**20
+    ids = torch.full((2, min(most, 7)), front.pad_id)
+    free: dict[int, Any] = {0: rows}
+    if most > 1:
+        free[1] = torch.export.Dim("length", min=1, max=most)
+    return {"ids": ids, "lengths": torch.tensor([ids.shape[1], 1])}, {"ids": free, "lengths": {0: rows}}
+
+
+def _export(graph: _Graph) -> torch.export.ExportedProgram:
+    kind = _Pictures if "pixels" in graph.inputs else _Texts if "lengths" in graph.inputs else _FilledTexts
+    was_training = graph.model.training
+    graph.model.eval()
+    try:
+        with torch.no_grad(), _quiet():
+            return torch.export.export(
+                kind(graph), tuple(graph.inputs.values()), dynamic_shapes=dict(graph.free), strict=False
+            )
+    finally:
+        graph.model.train(was_training)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notes to its own developers."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _prepare(front: Tokenizer) -> dict[str, Any]:
+    if isinstance(front, ImageTokenizer):
+        return {
+            "kind": "image",
+            "channels": "RGB",
+            "layout": "NCHW",
+            "size": None if front.size is None else list(front.size),
+            "patch": list(front.patch),
+            "max_patches": front.max_tokens if front.size is None else None,
+            "resize": front.resize,
+            "crop": front.crop,
+            "interpolation": front.interpolation,
+            "background": list(front.background),
+            "scale": 1 / 255,
+            "mean": list(front.mean),
+            "std": list(front.std),
+        }
+    token = front._rust.id_to_token
+    return {
+        "kind": "text",
+        "context": front.context,
+        "start": None if front.start_id is None else {"id": front.start_id, "token": token(front.start_id)},
+        "end": None if front.end_id is None else {"id": front.end_id, "token": token(front.end_id)},
+        "pad": {"id": front.pad_id, "token": token(front.pad_id)},
+        "fill": front.fill,
+        "cleaning": front.cleaning,
+    }

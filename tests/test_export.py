@@ -1,0 +1,211 @@
+"""Exported graphs give eager's numbers: torch.export's and onnxruntime's, weights away from their start, over a sweep of
+row counts and lengths. Largest absolute difference allowed 1e-4 (found: below 1e-5; `pytest -s` prints it)."""
+
+from __future__ import annotations
+
+import builtins
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from tokenizers import Tokenizer as Rust
+
+import worldtokens as wt
+from worldtokens.tokenizers.base import Batch
+
+TEXTS = ["a cat", "the quick brown fox jumps over the lazy dog", "", "two cats on a mat"] * 20
+
+
+def randomised(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """Every parameter away from its start: gains and biases too."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.15 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
+    return model.eval()
+
+
+def words(**settings) -> wt.TextTokenizer:
+    return wt.TextTokenizer.train(TEXTS, 300, dim=32, context=24, start="<s>", **settings)
+
+
+def clip(loss: str = "clip") -> wt.CLIP:
+    fronts = {
+        "image": wt.ImageTokenizer(32, patch=8, size=(32, 24), class_token=True, registers=2),
+        "text": words(),
+    }
+    return randomised(wt.CLIP(fronts, wt.Transformer(32, 2, 4, activation="quick_gelu"), dim=16, loss=loss))
+
+
+def run(session: onnxruntime.InferenceSession, **inputs: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(session.run(None, {k: v.numpy() for k, v in inputs.items()})[0])
+
+
+def exported(model, tmp_path, column=None):
+    program = wt.export_program(model, column).module()
+    path = wt.export_onnx(model, tmp_path / "x.onnx", column)
+    return program, onnxruntime.InferenceSession(str(path)), json.loads(path.with_suffix(".json").read_text())
+
+
+def check(name: str, want: torch.Tensor, *found: torch.Tensor) -> float:
+    far = max(float((want - f).abs().max()) for f in found)
+    assert all(f.shape == want.shape for f in found)
+    assert far < 1e-4, f"{name}: {far}"
+    return far
+
+
+@torch.no_grad()
+def test_clips_towers(tmp_path):
+    model, g = clip(), torch.Generator().manual_seed(1)
+    program, session, facts = exported(model, tmp_path, "image")
+    for rows in (1, 2, 7):
+        pixels = torch.randn(rows, 3, 32, 24, generator=g)
+        want = model.encode("image", pixels)
+        check(f"{rows} pictures", want, program(pixels), run(session, pixels=pixels))
+    assert facts["inputs"]["pixels"] == {"type": "float32", "shape": ["rows", 3, 32, 24]}
+    assert facts["prepare"]["mean"] == list(model.tokenizers["image"].mean)
+    assert facts["output"] == {"name": "embeddings"}
+
+    program, session, facts = exported(model, tmp_path, "text")
+    front, worst = model.tokenizers["text"], 0.0
+    for rows, longest in ((1, 1), (1, 24), (2, 1), (3, 2), (5, 24), (4, 13)):
+        ids = torch.randint(0, front.vocab_size, (rows, longest), generator=g)
+        lengths = torch.randint(1, longest + 1, (rows,), generator=g)
+        want = model.encode("text", Batch(ids=ids, lengths=tuple(lengths.tolist())))
+        found = program(ids, lengths), run(session, ids=ids, lengths=lengths)
+        worst = max(worst, check(f"{rows} texts of up to {longest}", want, *found))
+        # what stands behind a text's end changes nothing
+        behind = torch.arange(longest) >= lengths[:, None]
+        other = ids.masked_fill(behind, 3)
+        check("padding", want, program(other, lengths), run(session, ids=other, lengths=lengths))
+    print(f"text tower: {worst:.1e}")
+    # what is written beside the graph is enough to prepare a text without this package
+    told = facts["prepare"]
+    rust = Rust.from_file(str(tmp_path / told["vocabulary"]))
+    for text in ("the quick cat", "jumps"):
+        ids = [told["start"]["id"], *rust.encode(text, add_special_tokens=False).ids, told["end"]["id"]]
+        found = run(session, ids=torch.tensor([ids]), lengths=torch.tensor([len(ids)]))
+        check(text, model.embed("text", [text]), found)
+
+
+@torch.no_grad()
+def test_pictures_of_any_size_where_the_front_end_has_none(tmp_path):
+    front = wt.ImageTokenizer(32, patch=8, size=None, max_tokens=64, class_token=True)
+    model = randomised(wt.Classifier(front, wt.Transformer(32, 2, 4), ["a", "b", "c"], pool="mean"))
+    program, session, facts = exported(model, tmp_path)
+    for rows, height, width in ((1, 16, 16), (3, 64, 64), (2, 24, 136), (1, 512, 16)):
+        pixels = torch.randn(rows, 3, height, width)
+        want = model({"image": pixels})
+        check(f"{height} x {width}", want, program(pixels), run(session, pixels=pixels))
+    assert facts["output"] == {"name": "logits", "classes": ["a", "b", "c"]}
+    assert facts["prepare"]["size"] is None and facts["prepare"]["max_patches"] == 64
+
+
+MODELS = {
+    "attention pooling behind a class token, RoPE, registers, LayerScale": lambda: wt.Classifier(
+        wt.ImageTokenizer(32, patch=8, size=32, positions="none", class_token=True, registers=1, span=7),
+        wt.Transformer(32, 2, 4, rope=2, layer_scale=0.1, qk_norm=True),
+        5,
+        pool=wt.AttentionPool(32, 4, skip=2),
+        pool_norm=True,
+    ),
+    "mean of patches, sin-cos": lambda: wt.Classifier(
+        wt.ImageTokenizer(32, patch=8, size=32, positions="sincos", registers=2),
+        wt.Transformer(32, 2, 4),
+        5,
+        pool="patches",
+    ),
+    "text together, post-norm, no head": lambda: wt.Classifier(
+        words(causal=False), wt.Transformer(32, 2, 4, pre_norm=False, first_norm=True), 0
+    ),
+    "text, grouped heads, RMSNorm, SwiGLU, RoPE": lambda: wt.Classifier(
+        words(positions="none"),
+        wt.Transformer(32, 2, 4, kv_heads=2, norm="rms", activation="swiglu", bias=False, rope=1),
+        5,
+    ),
+    "text, window, attention pooling": lambda: wt.Classifier(
+        words(), wt.Transformer(32, 2, 4, window=3.0), 5, pool=wt.AttentionPool(32, 4)
+    ),
+    "pictures in a recurrent trunk": lambda: wt.Classifier(
+        wt.ImageTokenizer(32, patch=16, size=32), wt.Recurrent("gru", 32), 5
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_trunk_may_be_made_of(name):
+    """By torch.export alone: writing ONNX takes seconds a model."""
+    model = randomised(MODELS[name]())
+    program = wt.export_program(model).module()
+    for rows, n in ((1, 1), (3, 9), (2, 24)):
+        if model.column == "image":
+            batch = torch.randn(rows, 3, 32, 32)
+            found = program(batch)
+        else:
+            lengths = torch.arange(n, n - rows, -1).clamp(min=1)
+            batch = Batch(ids=torch.randint(0, 280, (rows, n)), lengths=tuple(lengths.tolist()))
+            found = program(batch["ids"], lengths)
+        check(name, model({model.column: batch}), found)
+
+
+@torch.no_grad()
+def test_text_that_is_filled_up(tmp_path):
+    front = wt.TextTokenizer(words()._rust, 32, context=8, causal=False, end="<|endoftext|>", fill=True)
+    model = randomised(wt.Encoder(front, wt.Transformer(32, 1, 4), dim=12, normalize=True, pool="last"))
+    program, session, facts = exported(model, tmp_path)
+    assert list(facts["inputs"]) == ["ids"] and facts["prepare"]["fill"] is True
+    ids = front.batch(["a cat", "the quick brown fox jumps over", ""])["ids"]
+    check(
+        "filled",
+        model.embed(["a cat", "the quick brown fox jumps over", ""]),
+        program(ids),
+        run(session, ids=ids),
+    )
+
+
+def test_an_export_changes_nothing_in_the_model():
+    model = clip().train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    wt.export_program(model, "text")
+    assert model.training and model.trunk.blocks[0].training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch):
+    with pytest.raises(wt.InputError, match=r"columns \['image', 'text'\]: name one"):
+        wt.export_program(clip())
+    with pytest.raises(wt.InputError, match="no column 'sound'"):
+        wt.export_program(clip(), "sound")
+    with pytest.raises(wt.InputError, match="a Transformer can't be exported"):
+        wt.export_program(wt.Transformer(8, 1, 2))
+    series = wt.Classifier(wt.SeriesTokenizer(16), wt.Transformer(16, 1, 2), 3)
+    with pytest.raises(wt.InputError, match="front-end is a SeriesTokenizer"):
+        wt.export_program(series)
+    padded = wt.ImageTokenizer(16, patch=8, size=16, resize="pad")
+    with pytest.raises(wt.InputError, match="resize='pad'"):
+        wt.export_program(wt.Classifier(padded, wt.Transformer(16, 1, 2), 3))
+    with pytest.raises(wt.InputError, match="Recurrent"):
+        wt.export_program(wt.Classifier(words(), wt.Recurrent("gru", 32), 3))
+    with pytest.raises(wt.InputError, match=r"ends in \.onnx"):
+        wt.export_onnx(clip(), tmp_path / "model", "image")
+    real = builtins.__import__
+
+    def absent(name, *args, **kwargs):
+        if name == "onnxscript":
+            raise ImportError("No module named 'onnxscript'", name="onnxscript")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(wt.InputError, match=r"needs onnxscript: pip install worldtokens\[export\]"):
+        wt.export_onnx(clip(), tmp_path / "x.onnx", "image")
+
+
+def test_cubic_weights_are_the_antialiased_filters():
+    """The formula that a graph holds against the filter that tables are stretched with: below 2e-6."""
+    from worldtokens.tokenizers.patches import axis_weights, cubic_weights
+
+    far = [np.abs(axis_weights(n, o) - cubic_weights(n, o)).max() for o in (3, 7, 16) for n in (2, 5, 16, 31)]
+    assert max(far) < 2e-6
