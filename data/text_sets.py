@@ -6,9 +6,11 @@ Fetched into the cache on first use, see `data.fetch`.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from worldtokens.data import fetch
@@ -16,13 +18,23 @@ from worldtokens.data.rows import Rows, kin, side_of
 from worldtokens.errors import InputError
 
 _MODULES = {"en": "engKJV2006eb", "es": "spaRV1909eb"}
+# whole books held out by `open_verses(books=True)`: a story, a song, prophets and letters, from both testaments
+HELD_BOOKS = {
+    "validation": ("Amos", "Titus", "1Pet"),
+    "test": ("Ruth", "Esth", "Jonah", "Mal", "Phil", "Jas", "1John"),
+}
 _BOOK = re.compile(r'osisID="(\w+)"[^>]*type="book"')
 _CHAPTER = re.compile(r'<chapter [^>]*osisID="(\w+\.\d+)"[^>]*sID=')
 # Headings of an editor's go, titles of Psalms stay: the Spanish text has them within the verse.
 _DROPPED = re.compile(r"<note\b.*?</note>|<title\b(?![^>]*canonical=\"true\").*?</title>", re.DOTALL)
 
 
-def open_verses(split: str | None = None, languages: tuple[str, str] = ("en", "es")) -> Rows:
+def open_verses(
+    split: str | None = None,
+    languages: tuple[str, str] = ("en", "es"),
+    books: bool = False,
+    unit: str = "verse",
+) -> Rows:
     """31,084 verse pairs: the King James Version (1769 text) and the Reina-Valera of 1909, both public domain.
 
     Each row: `id` ("Gen.1.1"), `en`, `es`, `text` (the first of `languages`), `target` (the second), `book`, `split`.
@@ -33,7 +45,13 @@ def open_verses(split: str | None = None, languages: tuple[str, str] = ("en", "e
     Args:
         split: "train", "validation" or "test"; None for all.
         languages: which of "en" and "es" is `text` and which is `target`.
+        books: True holds out whole books (`HELD_BOOKS`), about 670 verses to test on; those of their verses that other
+            books say word for word in either language are left out.
+        unit: "verse", or "chapter" (1,189 rows, `id` "Gen.1", a verse a line), for reading in sequence; holds out whole
+            books too.
     """
+    if unit not in ("verse", "chapter"):
+        raise InputError(f"verses: unit {unit!r}, expected 'verse' or 'chapter'")
     if sorted(languages) not in (["en"], ["es"], ["en", "es"]):
         raise InputError(f"verses: languages {languages}; expected 'en', 'es' or both")
     source, target = (*languages, *languages)[:2]
@@ -43,10 +61,23 @@ def open_verses(split: str | None = None, languages: tuple[str, str] = ("en", "e
             fetch.deb(package, folder)
 
     records = _verse_records(str(fetch.cached("verses", fill) / "usr/share/sword/modules/texts/ztext"))
+    if books or unit == "chapter":
+        records = _by_book(records)
+    records = _chapters(records) if unit == "chapter" else records
     rows = Rows(
         [{**record, "text": record[source], "target": record[target]} for record in records], name="verses"
     )
     return rows if split is None else rows.split(split)
+
+
+def _by_book(records: Sequence[dict]) -> list[dict]:
+    side = {book: name for name, books in HELD_BOOKS.items() for book in books}
+    told = {r[language].casefold() for r in records if r["book"] not in side for language in _MODULES}
+    return [
+        {**r, "split": side.get(r["book"], "train")}
+        for r in records
+        if r["book"] not in side or not {r[language].casefold() for language in _MODULES} & told
+    ]
 
 
 @functools.lru_cache(maxsize=1)
@@ -70,6 +101,15 @@ def _verse_records(root: str) -> tuple[dict, ...]:
     for record, group in zip(records, groups, strict=True):
         record["split"] = side_of(group)
     return tuple(records)
+
+
+def _chapters(verses: Sequence[dict]) -> list[dict]:
+    chapters = []
+    for id, rows in itertools.groupby(verses, key=lambda row: row["id"].rpartition(".")[0]):
+        rows = list(rows)
+        texts = {language: "\n".join(row[language] for row in rows) for language in _MODULES}
+        chapters.append({"id": id, **texts, "book": rows[0]["book"], "split": rows[0]["split"]})
+    return chapters
 
 
 def read_ztext(folder: Path, testament: str) -> list[str]:
