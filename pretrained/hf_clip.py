@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tokenizers import Regex, normalizers
 from torch import Tensor
 
 from worldtokens.backbone.pooling import AttentionPool
@@ -232,7 +233,11 @@ def _words(config: Mapping[str, Any], family: str, source: Source) -> dict[str, 
         pad = vocabulary.id_to_token(config["pad_token_id"]) if family == "siglip" else None
         return {"vocabulary": vocabulary, "start": start, "end": end, "pad": pad}
     if family == "clip" and size == 49408:
-        return {"vocabulary": "clip", "start": clip_text.START, "end": clip_text.END, "cleaning": "clip"}
+        vocabulary = clip_text.vocabulary()
+        # as transformers cleans a text: without open_clip's ftfy
+        steps = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+        vocabulary.normalizer = normalizers.Sequence(steps)
+        return {"vocabulary": vocabulary, "start": clip_text.START, "end": clip_text.END}
     out: dict[str, Any] = {"vocabulary": numbers(size)}
     if family == "siglip":
         return out | {"pad": str(config["pad_token_id"])}

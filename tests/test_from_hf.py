@@ -6,16 +6,16 @@ Largest absolute differences in float32 (outputs of a few units): `pytest -s` pr
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections import Counter
 from pathlib import Path
 
-import matplotlib
-import numpy as np
 import pytest
 import tokenizers
 import torch
 import torch.nn.functional as F
 import transformers as hf
-from PIL import Image
 from tokenizers import processors
 from torch import nn
 from transformers.activations import ACT2FN
@@ -24,12 +24,9 @@ import worldtokens as wt
 from worldtokens.backbone.config import ACTIVATIONS as OURS
 from worldtokens.data import samples
 from worldtokens.pretrained import hf_bert, hf_clip, hf_source, hf_vit
-from worldtokens.tokenizers import clip_text
 
-HOPPER = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
 ROWS = samples.open("emoji", split="validation", languages=("en", "fr", "ru", "ja"))[:40]
 CAPTIONS = [c for r in ROWS for c in r["text"]]
-EMOJI = [r["image"] for r in ROWS[:4]]
 TEXTS = [*CAPTIONS[:9], "", "It's  a CAT, né? 1,234.5 <SEP>", "word " * 60]
 SIZE = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
 PLACES = 40
@@ -186,7 +183,7 @@ def test_a_head_is_left_out_only_where_asked(wordpiece, tmp_path):
         want = theirs.bert(inputs["input_ids"], inputs["attention_mask"]).last_hidden_state
     m = inputs["attention_mask"][..., None]
     assert (ours.embed(TEXTS) - (want * m).sum(1) / m.sum(1)).abs().max() < 1e-5
-    with pytest.raises(wt.InputError, match="'head.x' matches no weight"):
+    with pytest.raises(wt.InputError, match=r"'head\.x' matches no weight"):
         wt.from_hf(tmp_path, ignore=["cls.*", "head.x"])
 
 
@@ -285,3 +282,214 @@ def test_a_sentence_transformers_folder_is_followed(wordpiece, tmp_path):
             else:
                 sentence_folder(wrong, theirs, wordpiece, *args)
             wt.from_hf(wrong)
+
+
+# ---- strict --------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_carried_is_an_error_that_names_it(wordpiece, tmp_path):
+    def refused(source, match, **more):
+        with pytest.raises(wt.InputError, match=match):
+            wt.from_hf(source, **more)
+
+    theirs = bert("BERT, pooler", wordpiece)
+    theirs.save_pretrained(tmp_path)
+    wordpiece.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+
+    def told(match, **changes):
+        (tmp_path / "config.json").write_text(json.dumps(written | changes))
+        refused(tmp_path, match)
+
+    told("model_type 'deberta'; from_hf knows .*bert, clip.*vit", model_type="deberta")
+    told("position_embedding_type='relative_key' isn't supported", position_embedding_type="relative_key")
+    told("is_decoder=True", is_decoder=True)
+    told("add_cross_attention=True", add_cross_attention=True)
+    told("pruned_heads", pruned_heads={"0": [1]})
+    told("activation 'relu' isn't supported; these are: gelu", hidden_act="relu")
+    told(
+        "BertForTokenClassification.*of its family these are: BertModel",
+        architectures=["BertForTokenClassification"],
+    )
+    told("code of its own", auto_map={"AutoModel": "x.py"})
+    told(r"is \(400, 48\), expected \(500, 48\)", vocab_size=500)
+    told("300 token embeddings, but 400 tokens", vocab_size=300)
+    told(r"missing \['trunk.blocks.2", num_hidden_layers=3)
+    told("no place for|doesn't fit", num_hidden_layers=1)
+    (tmp_path / "config.json").write_text("{")
+    refused(tmp_path, "isn't JSON")
+    (tmp_path / "config.json").unlink()
+    refused(tmp_path, "no config.json")
+    refused(tmp_path / "model.safetensors", "weights alone")
+    refused(nn.Linear(2, 2), "isn't a model of transformers")
+    extra = bert("BERT, pooler", wordpiece)
+    extra.encoder.layer[1].adapter = nn.Linear(2, 2)
+    refused(extra, r"encoder.layer.1.adapter.weight", tokenizer=wordpiece)
+    refused(theirs, "no vocabulary at 'nowhere.json'", tokenizer="nowhere.json")
+
+
+def test_a_name_that_nobody_gives(monkeypatch):
+    import huggingface_hub
+
+    def absent(name, **more):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", absent)
+    with pytest.raises(wt.InputError, match=r"no folder 'nobody/nothing', and the Hugging Face hub"):
+        wt.from_hf("nobody/nothing")
+
+
+def test_every_activation_is_the_function_that_its_name_means():
+    x = torch.linspace(-6, 6, 2001)
+    for theirs, ours in hf_source.ACTIVATIONS.items():
+        assert (ACT2FN[theirs](x) - OURS[ours](x)).abs().max() < 1e-6, theirs
+
+
+def test_what_a_short_config_leaves_out_is_what_transformers_takes():
+    """Configs are saved as differences from the class's own; ours must fill in the same."""
+    classes = {
+        "bert": hf.BertConfig,
+        "roberta": hf.RobertaConfig,
+        "xlm-roberta": hf.XLMRobertaConfig,
+        "distilbert": hf.DistilBertConfig,
+    }
+    pairs = [(made(), hf_bert.DEFAULTS[kind]) for kind, made in classes.items()]
+    pairs += [(hf.ViTConfig(), hf_vit.DEFAULTS)]
+    towers = {
+        ("clip", "text"): hf.CLIPTextConfig,
+        ("clip", "image"): hf.CLIPVisionConfig,
+        ("siglip", "text"): hf.SiglipTextConfig,
+        ("siglip", "image"): hf.SiglipVisionConfig,
+    }
+    pairs += [(made(), hf_clip.DEFAULTS[kind]) for kind, made in towers.items()]
+    for theirs, ours in pairs:
+        for key, value in ours.items():
+            said = getattr(theirs, key, "absent")
+            # SigLIP has no projection_dim, and its projection_size is as wide as its tokens
+            if said != "absent" and key != "projection_size":
+                assert said == value, (type(theirs).__name__, key)
+
+
+def test_eps_is_carried(wordpiece):
+    """Tokens as small as eps itself: another eps would show."""
+    cfg = hf.BertConfig(**SIZE, vocab_size=400, max_position_embeddings=PLACES, layer_norm_eps=1e-3)
+    theirs = randomised(hf.BertModel(cfg))
+    with torch.no_grad():
+        for p in theirs.embeddings.parameters():
+            p.mul_(0.1 if p.ndim > 1 else 1.0)
+    ours = wt.from_hf(theirs, tokenizer=wordpiece)
+    ids = torch.tensor([[2, 20, 30, 3]])
+    with torch.no_grad():
+        want = theirs(ids).last_hidden_state
+        assert (ours(ids).x - want).abs().max() < 1e-5
+        for m in ours.modules():
+            if isinstance(m, nn.LayerNorm):
+                m.eps = 1e-12
+        assert (ours(ids).x - want).abs().max() > 1e-3
+
+
+def test_typed_control_tokens_stay_text(wordpiece):
+    ours = wt.from_hf(bert("BERT, pooler", wordpiece), tokenizer=wordpiece)
+    ids = ours.tokenizer.read("a [SEP] b [CLS]")
+    assert int((ids == wordpiece.sep_token_id).sum()) == 1 and ids[-1] == wordpiece.sep_token_id
+    assert int((ids == wordpiece.cls_token_id).sum()) == 1
+
+
+def test_training_a_converted_model_moves_it_as_theirs(wordpiece):
+    theirs = bert("BERT, pooler", wordpiece)
+    ours = wt.from_hf(theirs, tokenizer=wordpiece)
+    inputs = wordpiece(TEXTS, padding=True, truncation=True, max_length=PLACES, return_tensors="pt")
+    theirs(inputs["input_ids"], inputs["attention_mask"]).pooler_output.square().sum().backward()
+    ours.features(ours.tokenizer.batch(TEXTS)).square().sum().backward()
+    layer = theirs.encoder.layer[0]
+    query = layer.attention.self.query.weight.grad
+    pairs = [
+        (theirs.embeddings.word_embeddings.weight.grad, ours.tokenizer.embedding.weight.grad),
+        (theirs.embeddings.token_type_embeddings.weight.grad, ours.tokenizer.types.weight.grad),
+        (query, ours.trunk.blocks[0].attn.qkv.weight.grad[: len(query)]),
+        (layer.output.LayerNorm.weight.grad, ours.trunk.blocks[0].norm2.weight.grad),
+        (theirs.pooler.dense.weight.grad, ours.head.weight.grad),
+    ]
+    pad = wordpiece.pad_token_id
+    for i, (a, b) in enumerate(pairs):
+        a = a.index_fill(0, torch.tensor([pad]), 0) if i == 0 else a
+        assert (a - b).abs().max() < 1e-5 * max(1.0, float(a.abs().max()))
+        assert float(a.abs().max()) > 0
+
+
+# ---- real weights --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    try:
+        return wt.weights("minilm")
+    except wt.InputError as e:
+        pytest.skip(f"all-MiniLM-L6-v2 can't be fetched: {e}")
+
+
+@pytest.mark.slow
+def test_minilms_embeddings_equal_transformers(minilm, tmp_path):
+    """all-MiniLM-L6-v2 as sentence-transformers runs it: mean of tokens, unit length, cut at 256 ids."""
+    texts = [
+        *CAPTIONS[:60],
+        "",
+        "word " * 300,
+        "naïve café — 東京 🙂",
+        "[MASK] is <b>bold</b>".replace("[MASK]", "it"),
+    ]
+    ours = wt.from_hf(minilm)
+    assert (ours.tokenizer.context, ours.pool, ours.normalize, ours.dim) == (256, "mean", True, 384)
+    words, theirs = hf.AutoTokenizer.from_pretrained(minilm), hf.AutoModel.from_pretrained(minilm).eval()
+    want = []
+    for i in range(0, len(texts), 16):
+        inputs = words(texts[i : i + 16], padding=True, truncation=True, max_length=256, return_tensors="pt")
+        m = inputs["attention_mask"][..., None]
+        with torch.no_grad():
+            hidden = theirs(**inputs).last_hidden_state
+        want.append(F.normalize((hidden * m).sum(1) / m.sum(1), dim=-1))
+    want, got = torch.cat(want), ours.embed(texts)
+    print(f"\nall-MiniLM-L6-v2 {float((want - got).abs().max()):.1e}")
+    assert (want - got).abs().max() < 2e-6
+    live = wt.from_hf(theirs, tokenizer=words)  # found by name_or_path, pooling included
+    assert torch.equal(live.embed(texts), got)
+    assert torch.equal(wt.load(ours.save(tmp_path)).embed(texts), got)
+
+
+def bag_of_words(documents: list[str], queries: list[str]) -> torch.Tensor:
+    """Cosines of words weighted by rarity (tf-idf): (Q, D)."""
+    cut = [Counter(re.findall(r"\w+", t.lower())) for t in documents + queries]
+    seen = Counter(w for d in cut[: len(documents)] for w in d)
+    place = {w: i for i, w in enumerate(seen)}
+    x = torch.zeros(len(cut), len(place))
+    for row, words in zip(x, cut, strict=True):
+        for w, n in words.items():
+            if w in place:
+                row[place[w]] = n * math.log(len(documents) / seen[w])
+    x = F.normalize(x, dim=1)
+    return x[len(documents) :] @ x[: len(documents)].T
+
+
+def found(scores: torch.Tensor, k: int = 10) -> float:
+    """Share of queries whose own document is among the first k; ties count half."""
+    own = scores.diag()[:, None]
+    rank = (scores > own).sum(1) + ((scores == own).sum(1) - 1) / 2
+    return float((rank < k).float().mean())
+
+
+@pytest.mark.slow
+def test_minilm_finds_emoji_by_what_is_said_of_them(minilm):
+    """1,735 emoji, each sought by its keywords (also those that its name says) among all names."""
+    rows = [r for r in samples.open("emoji", skin_tones=False) if len(r["text"]) == 3]
+    names, keywords = [r["text"][0] for r in rows], [", ".join(r["tags"]) for r in rows]
+    unsaid = [r["text"][2] for r in rows]  # only those that it doesn't say
+    model = wt.from_hf(minilm)
+    documents = model.embed(names)
+    for what, queries, least in (("keywords", keywords, 1.15), ("unsaid keywords", unsaid, 20.0)):
+        ours, words = found(model.embed(queries) @ documents.T), found(bag_of_words(names, queries))
+        print(f"\n{what}: among the first ten of {len(rows)}: {ours:.3f}, bag of words {words:.3f}")
+        assert ours > 0.4 and ours > least * words
+    asked = {"a place where sick people are treated": "hospital", "you cut paper with it": "scissors"}
+    order = model.rank(list(asked), documents).order
+    for row, name in zip(order.tolist(), asked.values(), strict=True):
+        assert name in [names[i] for i in row[:3]]
