@@ -17,6 +17,7 @@ _HOME = {
     "Batch": "tokenizers.base",
     "CLIP": "tasks.contrastive",
     "Captioner": "tasks.captioning",
+    "ChatModel": "tasks.chat",
     "Classifier": "tasks.classification",
     "Diffusion": "tasks.diffusion",
     "DiscreteTokenizer": "tokenizers.discrete",
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from worldtokens.pretrained.vocabulary import grow_vocabulary, resize_context, shrink_vocabulary
     from worldtokens.tasks.base import Task
     from worldtokens.tasks.captioning import Captioner
+    from worldtokens.tasks.chat import ChatModel
     from worldtokens.tasks.classification import Classifier
     from worldtokens.tasks.contrastive import CLIP
     from worldtokens.tasks.diffusion import Diffusion
