@@ -6,10 +6,11 @@ Speech-to-text is the same class with a front-end for sound. The first such mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worldtokens.tasks.encoder_decoder import EncoderDecoder
+from worldtokens.tasks.looking import Looking, look
 
 
 class Captioner(EncoderDecoder):
@@ -45,3 +46,16 @@ class Captioner(EncoderDecoder):
         """
         how = {"beams": beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
         return self.answer(sources, batch_size, prefix=prefix, **how)
+
+    def look(self, source: Any, text: str | None = None) -> Looking:
+        """Where the decoder looks for each id that it writes; `apps.attention_look` draws it.
+
+        Args:
+            source: as `caption` takes it.
+            text: what it is told to write. None: its own caption.
+
+        Raises:
+            InputError: the source can't be read, or the decoder has no attention to its context.
+        """
+        row = source if isinstance(source, Mapping) else {self.sources[0]: source}
+        return look(self, row, self.caption([row])[0] if text is None else text)

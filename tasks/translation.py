@@ -11,22 +11,10 @@ The same class holds the road that led here, by its trunks alone: a vector of fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from worldtokens.backbone.maps import attention_maps
 from worldtokens.errors import InputError
 from worldtokens.tasks.encoder_decoder import EncoderDecoder
-
-
-class Alignment(NamedTuple):
-    """Who looked where: for every written piece its weights over the source's pieces, which sum to 1."""
-
-    written: list[str]  # N pieces, the end token last
-    read: list[str]  # K pieces
-    weights: Tensor  # (N, K) float
+from worldtokens.tasks.looking import Alignment, look, pieces
 
 
 class Translator(EncoderDecoder):
@@ -64,7 +52,6 @@ class Translator(EncoderDecoder):
         how = {"beams": beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
         return self.answer(texts, batch_size, prefix=prefix, **how)
 
-    @torch.no_grad()
     def align(self, text: str, target: str | None = None, layer: int = -1, beams: int = 1) -> Alignment:
         """Where the decoder looks in `text` before it writes each piece, the mean over heads.
 
@@ -81,35 +68,6 @@ class Translator(EncoderDecoder):
             raise InputError("an alignment is between two texts: this model reads something else")
         target = self.translate(text, beams=beams)[0] if target is None else target
         source = self.tokenizers[self.sources[0]]
-        maps, given = look(self, {self.sources[0]: text}, target)
+        seen = look(self, {self.sources[0]: text}, target)
         read = source.read(text).tolist()
-        return Alignment(pieces(self.front, given), pieces(source, read), maps[layer][:, : len(read)])
-
-
-@torch.no_grad()
-def look(model: EncoderDecoder, source: dict, text: str) -> tuple[list[Tensor], list[int]]:
-    """Cross-attention while `text` is written from `source`: (N, K) of each layer, mean over heads, and the N ids.
-
-    Raises:
-        InputError: the decoder has no attention to its context.
-    """
-    if not hasattr(model.decoder, "blocks") and not hasattr(model.decoder, "seen"):
-        raise InputError(
-            f"a {type(model.decoder).__name__} decoder doesn't attend to its context: there is no map"
-        )
-    was_training = model.training
-    model.eval()
-    try:
-        batch = model.collate([model.read({**source, model.text: text})]).to(model.device)
-        with attention_maps(model.decoder) as maps:
-            model(batch)
-        labels = batch[model.text]["labels"][0].tolist()
-        at = [i for i, label in enumerate(labels) if label >= 0]
-        return [m[0].float().mean(0)[at].cpu() for m in maps.cross], [labels[i] for i in at]
-    finally:
-        model.train(was_training)
-
-
-def pieces(front, ids: Sequence[int]) -> list[str]:
-    """Each id spelt out; a part of a character shows as a replacement sign."""
-    return [front.spell(i).decode("utf-8", "replace") for i in ids]
+        return Alignment(pieces(self.front, seen.written), pieces(source, read), seen.weights[layer])
