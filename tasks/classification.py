@@ -132,10 +132,11 @@ class Classifier(Task):
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Rows from `read` -> one batch.
 
-        ``batch[label]`` is (B,) int64, -100 where a row has no class; the batch weighs as many rows as have one.
+        ``batch[label]`` is (B,) int64 for the rows that have the column, -100 where such a row has no class; the batch
+        weighs as many rows as have both.
         """
         batch = super().collate(rows)
-        labels = [r.get(self.label, IGNORE) for r in rows]
+        labels = [r.get(self.label, IGNORE) for r in rows if self.column in r]
         batch[self.label] = torch.tensor(labels, dtype=torch.long)
         batch["weight"] = sum(label != IGNORE for label in labels)
         return batch
@@ -166,6 +167,9 @@ class Classifier(Task):
 
         Without any such row the loss is 0, with a graph. Mixed pictures count as the class of their larger part.
         """
+        if self.column not in batch:
+            zero = sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0
+            return {"loss": zero}
         target = batch.get(self.label)
         if self.training and self.mix:
             front = self.tokenizers[self.column]

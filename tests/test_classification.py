@@ -168,6 +168,19 @@ def test_without_any_class_the_loss_is_zero_and_has_a_graph(mixup):
         assert all(p.grad is not None and not p.grad.any() for p in model.head.parameters())
 
 
+def test_a_batch_that_lacks_the_column_in_some_or_all_rows_trains():
+    model, rows = make().eval(), [make().read(r) for r in labelled(3)]
+    whole = model.loss(model.collate(rows))["loss"]
+    batch = model.collate([rows[0], {"label": 2}, rows[1], {}, rows[2]])
+    assert batch["label"].tolist() == [0, 1, 2] and batch["weight"] == 3
+    assert torch.equal(model.loss(batch)["loss"], whole)
+    none = model.collate([{"label": 1}, {}])
+    assert none["weight"] == 0
+    loss = model.loss(none)["loss"]
+    loss.backward()
+    assert float(loss.detach()) == 0 and not any(p.grad.any() for p in model.parameters())
+
+
 def test_the_loop_trains_over_unlabelled_batches(tmp_path):
     rows = labelled(4) + [{"image": r["image"]} for r in ROWS[4:12]]
     report = wt.train(
