@@ -196,9 +196,9 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
             "resize='crop' or 'squash'"
         )
     trunk = model._trunk(column) if isinstance(model, CLIP) else model.trunk
-    if isinstance(trunk, Recurrent) and isinstance(front, TextTokenizer) and not front.fill:
+    if isinstance(trunk, Recurrent):
         raise InputError(
-            "a Recurrent trunk over texts of unequal length has no graph of fixed steps: use a Transformer"
+            "a Recurrent trunk's steps can't be a graph for any number of rows: use a Transformer"
         )
     if isinstance(model, CLIP):
         return _Graph(model, column, front, lambda batch: model.encode(column, batch), "embeddings")

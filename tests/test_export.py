@@ -128,14 +128,13 @@ MODELS = {
     "text, window, attention pooling": lambda: wt.Classifier(
         words(), wt.Transformer(32, 2, 4, window=3.0), 5, pool=wt.AttentionPool(32, 4)
     ),
-    "pictures in a recurrent trunk": lambda: wt.Classifier(
-        wt.ImageTokenizer(32, patch=16, size=32), wt.Recurrent("gru", 32), 5
-    ),
 }
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [next(iter(MODELS)), *(pytest.param(n, marks=pytest.mark.slow) for n in [*MODELS][1:])]
+)
 def test_what_a_trunk_may_be_made_of(name):
     """By torch.export alone: writing ONNX takes seconds a model."""
     model = randomised(MODELS[name]())
@@ -152,6 +151,7 @@ def test_what_a_trunk_may_be_made_of(name):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_text_that_is_filled_up(tmp_path):
     front = wt.TextTokenizer(words()._rust, 32, context=8, causal=False, end="<|endoftext|>", fill=True)
     model = randomised(wt.Encoder(front, wt.Transformer(32, 1, 4), dim=12, normalize=True, pool="last"))
@@ -203,9 +203,11 @@ def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch):
         wt.export_onnx(clip(), tmp_path / "x.onnx", "image")
 
 
-def test_cubic_weights_are_the_antialiased_filters():
-    """The formula that a graph holds against the filter that tables are stretched with: below 2e-6."""
-    from worldtokens.tokenizers.patches import axis_weights, cubic_weights
+@pytest.mark.parametrize("how", ["bicubic", "bilinear", "plain"])
+def test_the_formula_in_a_graph_is_the_filter_that_stretches_tables(how):
+    """Below 2e-6."""
+    from worldtokens.tokenizers.patches import axis_weights, filter_weights
 
-    far = [np.abs(axis_weights(n, o) - cubic_weights(n, o)).max() for o in (3, 7, 16) for n in (2, 5, 16, 31)]
+    sizes = [(n, o) for o in (1, 3, 7, 16) for n in (1, 2, 5, 16, 31)]
+    far = [np.abs(axis_weights(n, o, how) - filter_weights(n, o, how)).max() for n, o in sizes]
     assert max(far) < 2e-6
