@@ -18,7 +18,7 @@ from torch import Tensor
 
 from worldtokens.backbone.positions import stretched
 from worldtokens.pretrained.gguf_file import GGUFFile
-from worldtokens.pretrained.hf_decoders import Words, llama
+from worldtokens.pretrained.hf_decoders import Words, llama, same_depth
 from worldtokens.pretrained.hf_source import Source
 from worldtokens.pretrained.mapping import rename
 from worldtokens.tasks.language_model import LanguageModel
@@ -87,6 +87,7 @@ def convert_gguf(path: str | Path, tokenizer: Any = None) -> LanguageModel:
     if kind not in ARCHITECTURES:
         raise source.refuse(f"this architecture isn't supported, {', '.join(ARCHITECTURES)} are")
     config = settings(file, source)
+    _agree(file, config, source)
     if tokenizer is None:
         words = vocabulary(file, source)
     else:
@@ -131,6 +132,25 @@ def settings(file: GGUFFile, source: Source) -> dict[str, Any]:
     if FREQUENCIES in file.places:
         config["rope_parameters"] = _scaling(file.tensor(FREQUENCIES), config, source)
     return config
+
+
+def _agree(file: GGUFFile, config: dict[str, Any], source: Source) -> None:
+    """Check that the header's sizes are its tensors', before a model of such sizes is built."""
+    same_depth(file, "blk.", config["num_hidden_layers"], source)
+    dim, inner = config["hidden_size"], config["intermediate_size"]
+    heads = config["num_attention_heads"]
+    kv = config.get("num_key_value_heads", heads)
+    shapes = {
+        "token_embd.weight": (config["vocab_size"], dim),
+        "blk.0.ffn_gate.weight": (inner, dim),
+        "blk.0.attn_q.weight": (heads * config["head_dim"], dim),
+        "blk.0.attn_k.weight": (kv * config["head_dim"], dim),
+    }
+    for name, shape in shapes.items():
+        if name not in file.places:
+            raise source.refuse(f"missing {name}")
+        if file.places[name].shape != shape:
+            raise source.refuse(f"{name} is {file.places[name].shape}, expected {shape} by the header")
 
 
 def _scaling(factors: Tensor, config: dict[str, Any], source: Source) -> dict[str, Any]:

@@ -100,6 +100,9 @@ def convert_gpt2(config: Mapping[str, Any], weights: dict[str, Tensor], source: 
         },
     )
     dim, context = c.get("n_embd", 768), c.get("n_positions", 1024)
+    tied = c.get("tie_word_embeddings", True)
+    weights = _plain(weights, "transformer.", tied, "wte.weight", source)
+    same_depth(weights, "h.", c.get("n_layer", 12), source)
     trunk = _trunk(
         source,
         dim,
@@ -109,10 +112,8 @@ def convert_gpt2(config: Mapping[str, Any], weights: dict[str, Tensor], source: 
         eps=c.get("layer_norm_epsilon", 1e-5),
         activation=source.activation(c.get("activation_function", "gelu_new")),
     )
-    tied = c.get("tie_word_embeddings", True)
     words = words_of(c, source)
     model = _model(words, c.get("vocab_size", 50257), dim, context, "learned", trunk, tied, source)
-    weights = _plain(weights, "transformer.", tied, "wte.weight", source)
     maps = (
         "h.*.attn.c_attn.weight",
         "h.*.attn.c_proj.weight",
@@ -128,6 +129,8 @@ def convert_llama(config: Mapping[str, Any], weights: dict[str, Tensor], source:
     """Llama, Mistral, Qwen2 or Qwen3 with its head; see `from_hf`."""
     tied = config.get("tie_word_embeddings", False)
     weights = _plain(weights, "model.", tied, "embed_tokens.weight", source)
+    depth = (DEFAULTS[config["model_type"]] | dict(config))["num_hidden_layers"]
+    same_depth(weights, "layers.", depth, source)
     return llama(config, weights, words_of(config, source), source)
 
 
@@ -188,6 +191,19 @@ def _trunk(source: Source, dim: int, depth: int, heads: int, **settings: Any) ->
         raise source.refuse(f"its config can't be built: {e}") from e
 
 
+def same_depth(names: Iterable[str], layers: str, depth: Any, source: Source) -> None:
+    """Check that a config's number of layers is the weights', before so many are built.
+
+    Args:
+        names: of the weights.
+        layers: what stands before a layer's number in them.
+        depth: of the config.
+    """
+    found = {n.removeprefix(layers).partition(".")[0] for n in names if n.startswith(layers)}
+    if len(found) != depth:
+        raise source.refuse(f"the config tells of {depth} layers, the weights hold {len(found)}")
+
+
 def _window(c: Mapping[str, Any], kind: str, source: Source) -> int | None:
     """How far back a token reads, which must be the same in all layers."""
     window = c.get("sliding_window")
@@ -244,13 +260,12 @@ def _plain(
 def words_of(config: Mapping[str, Any], source: Source) -> Words:
     """The vocabulary of a folder or one that was given, with its end token and chat template."""
     rust, given = source.vocabulary, source.tokenizer
-    if rust is None:
-        return Words()
-    told = source.read("tokenizer_config.json") or {}
-    config = dict(config) | source.generation_settings
-    start, end = around(rust)
-    ids = config.get("eos_token_id")
+    ids = (dict(config) | source.generation_settings).get("eos_token_id")
     ids = [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)]
+    if rust is None:
+        return Words(end=str(ids[0]) if ids else None, ends=tuple(ids[1:]))
+    told = source.read("tokenizer_config.json") or {}
+    start, end = around(rust)
     for name in (getattr(given, "eos_token", None), _token(told.get("eos_token"))):
         if end is None and name is not None and rust.token_to_id(name) is not None:
             end = name
