@@ -66,7 +66,8 @@ def look(source: Source, family: str, side: int | tuple[int, int]) -> dict[str, 
         "mean": tuple(steps["image_mean"]) if normal else (0.0, 0.0, 0.0),
         "std": tuple(steps["image_std"]) if normal else (1.0, 1.0, 1.0),
         "draft": False,
-        "like": "transformers",
+        "stretch": "plain",
+        "halves": "down",
     }
 
 

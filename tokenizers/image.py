@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from worldtokens.errors import InputError
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.patches import (
-    axis_weights,
+    STRETCHES,
     grid_coords,
     grid_of,
     pad_to_patches,
@@ -32,8 +32,10 @@ from worldtokens.tokenizers.patches import (
     resample_positions,
     sides,
     sincos_positions,
+    stretch_weights,
 )
 from worldtokens.tokenizers.picture import read_picture
+from worldtokens.tokenizers.sizes import full_size, native_size
 from worldtokens.tokens import Tokens
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -64,7 +66,8 @@ class ImageTokenizer(Tokenizer):
         mean, std: RGB normalisation of values in [0, 1]; default: those of OpenAI's CLIP. Inception's are 0.5.
         interpolation: ``"nearest"``, ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``.
         resize: how a picture becomes `size`: ``"crop"`` (scale to cover it, cut the centre out), ``"squash"`` (stretch)
-            or ``"pad"`` (scale to fit in, `background` around it; patches that hold background alone aren't tokens).
+            or ``"pad"`` (scale to fit in, `background` around it; patches that hold background alone aren't tokens). With
+            native aspect: ``"full"`` scales every picture, up or down, to as many whole patches as `max_tokens` allows.
         positions: ``"learned"`` (a table, stretched over other grids), ``"sincos"`` (2-D, fixed) or ``"none"``.
         position_grid: side, or (rows, columns), of the learned table; default: the patches of `size`, or the largest
             square within `max_tokens`.
@@ -79,8 +82,9 @@ class ImageTokenizer(Tokenizer):
         draft: let JPEGs be decoded at 1/2, 1/4 or 1/8, as long as their sides stay at least twice what they are
             resized to. The raw picture is then the smaller one. Turn off for the very pixels of open_clip's transform,
             or where an augmentation cuts small pieces out.
-        like: whose arithmetic holds where libraries differ. ``"timm"`` (and torchvision, open_clip): learned positions
-            are stretched with anti-aliasing, the middle of a cut is rounded to even. ``"transformers"``: without, and down.
+        stretch: how learned positions reach over another grid: ``"bicubic"``, ``"bilinear"``, ``"bicubic_square"`` (over
+            the square of the longer side; the aspect is kept) or ``"plain"`` (without anti-aliasing, as transformers does).
+        halves: a cut whose middle falls between two pixels: ``"even"`` (torchvision's) or ``"down"`` (transformers').
 
     Raises:
         InputError: a setting is out of its range.
@@ -107,7 +111,8 @@ class ImageTokenizer(Tokenizer):
         registers: int = 0,
         crop: float = 1.0,
         span: int | tuple[int, int] | None = None,
-        like: str = "timm",
+        stretch: str = "bicubic",
+        halves: str = "even",
     ) -> None:
         super().__init__()
         (self.dim,) = sides(dim, 1, "dim")
@@ -115,9 +120,12 @@ class ImageTokenizer(Tokenizer):
         self.size = None if size is None else sides(size, 2, "size")
         (self.max_tokens,) = sides(max_tokens, 1, "max_tokens")
         self.interpolation = _one_of("interpolation", interpolation, tuple(FILTERS))
-        self.resize = _one_of("resize", resize, ("crop", "squash", "pad"))
+        self.resize = _one_of("resize", resize, ("crop", "squash", "pad", "full"))
+        if resize == "full" and size is not None:
+            raise InputError("resize='full' fills a budget of patches: give size=None and max_tokens=")
         self.positions = _one_of("positions", positions, ("learned", "sincos", "none"))
-        self.like = _one_of("like", like, ("timm", "transformers"))
+        self.stretch = _one_of("stretch", stretch, STRETCHES)
+        self.halves = _one_of("halves", halves, ("even", "down"))
         self.background = tuple(background)
         if len(self.background) != 3 or any(type(v) is not int or not 0 <= v <= 255 for v in self.background):
             raise InputError(f"background is {background!r}, expected three whole numbers from 0 to 255: RGB")
@@ -175,7 +183,8 @@ class ImageTokenizer(Tokenizer):
     def scaled(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) in pixels that a picture is resized to, before any cutting or padding."""
         if self.size is None:
-            return native_size(height, width, self.patch, self.max_tokens)
+            fit = full_size if self.resize == "full" else native_size
+            return fit(height, width, self.patch, self.max_tokens)
         h, w = (math.floor(s / self.crop) for s in self.size)
         if self.resize == "squash":
             return h, w
@@ -223,8 +232,7 @@ class ImageTokenizer(Tokenizer):
                 out[top : top + rows, left : left + columns] = self._resized(raw, (rows, columns))
                 boxes.append((top, left, top + rows, left + columns))
             else:
-                # torchvision's CenterCrop rounds halves to even
-                middle = round if self.like == "timm" else math.floor
+                middle = round if self.halves == "even" else math.floor
                 corner = middle((rows - h) / 2.0), middle((columns - w) / 2.0)
                 out[:] = self._resized(raw, (rows, columns), corner, (h, w))
         batch = Batch(pixels=pixels)
@@ -283,14 +291,9 @@ class ImageTokenizer(Tokenizer):
         if self.span is not None:
             batch["scale"] = torch.tensor([self._scale(g) for g in grids])[:, None]
         if self.pos_embed is not None:
+            each = [stretch_weights(g, self.position_grid, self.stretch) for g in grids]
             for axis, name in enumerate(("row_weights", "column_weights")):
-                old = self.position_grid[axis]
-                batch[name] = _stack(
-                    [
-                        axis_weights(g[axis], old, self.like == "timm")[c[:, axis]]
-                        for g, c in zip(grids, coords, strict=True)
-                    ]
-                )
+                batch[name] = _stack([w[axis][c[:, axis]] for w, c in zip(each, coords, strict=True)])
         return batch
 
     # ---- tokens ----------------------------------------------------------------------------------------------
@@ -325,10 +328,12 @@ class ImageTokenizer(Tokenizer):
         x = self._projected(patchify(pixels, self.patch))
         coords = grid_coords(grid, x.device)
         if self.pos_embed is not None:
-            x = x + resample_positions(self.pos_embed, grid, self.like == "timm").flatten(0, 1)
+            x = x + resample_positions(self.pos_embed, grid, self.stretch).flatten(0, 1)
         elif self.positions == "sincos":
             x = x + sincos_positions(coords, self.dim).to(self.proj.weight.dtype)
-        coords = coords.expand(x.shape[0], -1, -1)  # not len(x), which an exported graph would hold as a number
+        coords = coords.expand(
+            x.shape[0], -1, -1
+        )  # not len(x), which an exported graph would hold as a number
         if "keep" in batch:
             keep = batch["keep"][..., None]
             x, coords = x.gather(1, keep.expand(-1, -1, self.dim)), coords.gather(1, keep.expand(-1, -1, 2))
@@ -377,27 +382,6 @@ class ImageTokenizer(Tokenizer):
                 pos[:, self.prefix - n : self.prefix, 0] = -torch.arange(1, n + 1, device=pos.device)
             lengths = None if lengths is None else [n + self.prefix for n in lengths]
         return self.wrap(x, lengths, "together", pos=pos)
-
-
-def native_size(height: int, width: int, patch: tuple[int, int], max_tokens: int) -> tuple[int, int]:
-    """The largest (height, width), not above the picture's, of its aspect that `max_tokens` patches cover.
-
-    Of all scales at which ceil(height / ph) * ceil(width / pw) stays within the budget, the largest one puts a side on
-    a patch border, so it is the best over the number of rows. Sides are then rounded to whole pixels, at least 1.
-    """
-    ph, pw = patch
-    rows, columns = grid_of((height, width), patch)
-    if rows * columns <= max_tokens:
-        return height, width
-    _, rows, columns = max(
-        (min(r * ph / height, max_tokens // r * pw / width), r, max_tokens // r)
-        for r in range(1, max_tokens + 1)
-    )
-    scale = min(rows * ph / height, columns * pw / width)
-    return (
-        min(rows * ph, max(1, round(height * scale))),
-        min(columns * pw, max(1, round(width * scale))),
-    )
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

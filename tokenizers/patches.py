@@ -19,6 +19,10 @@ from torch.nn import functional as F
 
 from worldtokens.errors import InputError
 
+# how a learned table of positions is stretched: with anti-aliasing by a cubic (timm) or a triangle (SigLIP 2), by the cubic
+# over the square of the longer side (timm's "par"), or by a cubic without anti-aliasing (transformers)
+STRETCHES = ("bicubic", "bilinear", "bicubic_square", "plain")
+
 
 def sides(value: int | Sequence[int], n: int, name: str) -> tuple[int, ...]:
     """One int for all of `n` sides, or one for each -> a tuple of `n` positive ints.
@@ -128,57 +132,84 @@ def sincos_positions(coords: Tensor, dim: int, temperature: float = 10000.0) -> 
     return F.pad(out, (0, dim - out.shape[-1])) if dim > out.shape[-1] else out
 
 
-def resample_positions(table: Tensor, grid: Sequence[int], antialias: bool = True) -> Tensor:
+def resample_positions(table: Tensor, grid: Sequence[int], how: str = "bicubic") -> Tensor:
     """Stretch a learned table of positions over another grid, as timm's `resample_abs_pos_embed` does.
 
-    Bicubic, with anti-aliasing or, as transformers does, without. The old grid is the table's own shape, so nothing is
-    assumed to be square and equal counts such as (2, 8) and (4, 4) are told apart.
+    The old grid is the table's own shape, so nothing is assumed to be square and equal counts such as (2, 8) and (4, 4)
+    are told apart.
 
     Args:
         table: (rows, columns, D).
         grid: the rows and columns wanted.
+        how: of `STRETCHES`.
 
     Returns:
         (rows, columns, D) in the table's type.
     """
-    known = not any(isinstance(n, torch.SymInt) for n in grid)  # else: the sides of a graph that is being exported
+    known = not any(
+        isinstance(n, torch.SymInt) for n in grid
+    )  # else: the sides of a graph that is being exported
     if known and tuple(table.shape[:2]) == tuple(grid):
         return table
     # Not F.interpolate on the table: as of torch 2.14 its anti-aliased form gives wrong values on the CPU when the
     # result is one column wide, which a narrow picture is. Each axis by itself is right.
-    weigh = axis_weights if known else cubic_weights
-    sides = zip(grid, table.shape[:2], strict=True)
-    weights = [weigh(new, old, antialias).to(table.device) for new, old in sides]
+    weights = [w.to(table.device) for w in stretch_weights(grid, table.shape[:2], how, known)]
     return torch.einsum("yi,xj,ijd->yxd", *weights, table.float()).to(table.dtype)
 
 
+def stretch_weights(
+    grid: Sequence[int], old: Sequence[int], how: str = "bicubic", known: bool = True
+) -> tuple[Tensor, Tensor]:
+    """How much each row, and each column, of a table counts in each of a grid's: (new, old) float32 each (CPU).
+
+    Args:
+        grid: rows and columns wanted.
+        old: the table's.
+        how: of `STRETCHES`.
+        known: False where the sides are those of a graph that is being exported.
+    """
+    mode = how.removesuffix("_square")
+    weigh = axis_weights if known else filter_weights
+    if mode == how or (known and tuple(grid) == tuple(old)):
+        y, x = (weigh(n, o, mode) for n, o in zip(grid, old, strict=True))
+        return y, x
+    longest = max(grid) if known else torch.sym_max(*grid)
+    y, x = (weigh(longest, o, mode)[:n] for n, o in zip(grid, old, strict=True))
+    return y, x
+
+
 @functools.lru_cache(maxsize=4096)
-def axis_weights(new: int, old: int, antialias: bool = True) -> Tensor:
+def axis_weights(new: int, old: int, how: str = "bicubic") -> Tensor:
     """How much each of `old` table rows counts in each of `new` places: (new, old) float32 (CPU).
 
     `resample_positions` is linear and separable, so ``einsum("yi,xj,ijd->yxd", wy, wx, table)`` equals it; that
     form serves a batch in which every picture has a grid of its own.
     """
+    mode = "bilinear" if how == "bilinear" else "bicubic"
     # no gradient and no inference flag may stick to a cached tensor
     with torch.inference_mode(False), torch.no_grad():
-        out = F.interpolate(torch.eye(old)[None, None], size=(new, old), mode="bicubic", antialias=antialias)
-        return out[0, 0].clone()
+        eye = torch.eye(old)[None, None]
+        return F.interpolate(eye, size=(new, old), mode=mode, antialias=how != "plain")[0, 0].clone()
 
 
-def cubic_weights(new: int | torch.SymInt, old: int, antialias: bool = True) -> Tensor:
-    """`axis_weights` by its formula (Catmull-Rom's cubic, widened where places grow fewer; without anti-aliasing the one
-    whose slope is -0.75), which a graph can hold that is exported for any `new`."""
+def filter_weights(new: int | torch.SymInt, old: int, how: str = "bicubic") -> Tensor:
+    """`axis_weights` by its formula, which a graph can hold that is exported for any `new`: a triangle or Catmull-Rom's
+    cubic, widened where places grow fewer; for ``"plain"`` the cubic whose slope is -0.75, at its own width."""
     ratio = old / new
-    if not antialias:
-        middle = (torch.arange(new, dtype=torch.float32) + 0.5) * ratio - 0.5
-        taps = middle.floor()[:, None] + torch.arange(-1, 3)  # the four old places around each new one
-        d = (middle[:, None] - taps).abs()
+    middle = (torch.arange(new, dtype=torch.float32) + 0.5) * ratio  # of each new place, in old ones
+    if how == "plain":
+        taps = (middle - 0.5).floor()[:, None] + torch.arange(
+            -1, 3
+        )  # the four old places around each new one
+        d = (middle[:, None] - 0.5 - taps).abs()
         near, far = (1.25 * d - 2.25) * d * d + 1, ((-0.75 * d + 3.75) * d - 6) * d + 3
         here = taps.clamp(0, old - 1)[..., None] == torch.arange(old)  # beyond the edge the edge counts
         return (torch.where(d <= 1, near, far)[..., None] * here).sum(1)
     width = max(ratio, 1.0) if isinstance(new, int) else torch.sym_max(ratio, 1.0)
-    middle = (torch.arange(new, dtype=torch.float32) + 0.5) * ratio  # of each new place, in old ones
     x = ((torch.arange(old, dtype=torch.float32) + 0.5 - middle[:, None]) / width).abs()
-    near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
-    w = torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+    if how == "bilinear":
+        w = (1 - x).clamp(min=0)
+    else:
+        near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+        w = torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
     return w / w.sum(1, keepdim=True)
