@@ -65,7 +65,7 @@ _HOME = {
     "merge_tokens": "tokenizers.reduce",
     "modality_id": "tokens",
     "open_rows": "data.manifests",
-    "pack": "tokens",
+    "pack": "packing",
     "resize_context": "pretrained.vocabulary",
     "resize_pictures": "pretrained.resize",
     "retrieval_table": "tasks.retrieval",
@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from worldtokens.data.manifests import open_rows
     from worldtokens.data.weights import weights
     from worldtokens.errors import InputError
+    from worldtokens.packing import pack
     from worldtokens.parts import Part, build, load
     from worldtokens.pretrained.export import export_onnx, export_program
     from worldtokens.pretrained.freezing import freeze, unfreeze
@@ -145,7 +146,7 @@ if TYPE_CHECKING:
     from worldtokens.tokenizers.text import TextTokenizer
     from worldtokens.tokenizers.video import VideoTokenizer
     from worldtokens.tokenizers.views import ViewTokenizer
-    from worldtokens.tokens import Layout, Tokens, modality_id, pack, visible
+    from worldtokens.tokens import Layout, Tokens, modality_id, visible
     from worldtokens.training.loop import train
     from worldtokens.training.optim import OptimSettings
     from worldtokens.training.settings import TrainReport, TrainSettings
