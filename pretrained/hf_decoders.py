@@ -186,7 +186,8 @@ def llama(config: Mapping[str, Any], weights: Weights, words: Words, source: Sou
 
 def _trunk(source: Source, dim: int, depth: int, heads: int, **settings: Any) -> Transformer:
     try:
-        return Transformer(dim, depth, heads, **settings)
+        with torch.device("meta"):  # no memory and no random numbers for what is filled anyway
+            return Transformer(dim, depth, heads, **settings)
     except ValueError as e:
         raise source.refuse(f"its config can't be built: {e}") from e
 
@@ -317,7 +318,10 @@ def _model(
     source: Source,
 ) -> LanguageModel:
     rust = numbers(rows) if words.rust is None else widened(words.rust, rows, source)
-    front = TextTokenizer(rust, dim, context, positions=positions, start=words.start, end=words.end)
-    if words.template is None and not words.ends:
-        return LanguageModel(front, trunk, tied=tied)
-    return ChatModel(front, trunk, tied=tied, template=words.template, ends=words.ends)
+    with torch.device("meta"):
+        front = TextTokenizer(rust, dim, context, positions=positions, start=words.start, end=words.end)
+        if words.template is None and not words.ends:
+            model = LanguageModel(front, trunk, tied=tied)
+        else:
+            model = ChatModel(front, trunk, tied=tied, template=words.template, ends=words.ends)
+    return model.to_empty(device="cpu")
