@@ -95,7 +95,8 @@ def padding(seen: Sequence[Seen]) -> dict[int, float]:
 
 def batch_line(seen: Sequence[Seen]) -> str:
     """One sentence about a batch of all: padded, and packed."""
-    from worldtokens.tokens import Tokens, pack
+    from worldtokens.packing import pack
+    from worldtokens.tokens import Tokens
 
     parts = [s.tokens for s in seen]
     batch, packed = Tokens.stack(parts), pack(parts, max(s.count for s in seen))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence
 
 from worldtokens.backbone.cache import Memory, row_ends
+from worldtokens.packing import samples
 from worldtokens.parts import Part
 from worldtokens.tokens import Tokens
 
@@ -224,7 +225,7 @@ class Recurrent(Part):
         b, n, d = tokens.shape
         device = tokens.device
         found = []
-        for row, places in tokens._samples():
+        for row, places in samples(tokens):
             places = places.cpu() if isinstance(places, Tensor) else torch.arange(places.start, places.stop)
             if len(places):
                 found.append((row, places))
