@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import tokenizers
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import (
     GenerationConfig,
@@ -114,6 +115,12 @@ def heard(paths: list[str]) -> torch.Tensor:
     return extract(waves, sampling_rate=16000, return_tensors="pt").input_features
 
 
+def answered(row: list[int], prefix: list[int]) -> list[int]:
+    """What transformers wrote, without what it was told and the end."""
+    row = row[len(prefix) :] if row[: len(prefix)] == prefix else row
+    return row[: row.index(END)] if END in row else row
+
+
 CASES = {
     "many languages": {},
     "English alone": {"multilingual": False},
@@ -160,8 +167,7 @@ def test_transcriptions_equal_transformers(what, speech, words, tmp_path):
     assert float(want_logits.abs().max()) > 0.5 and float((want[0] - want[1]).abs().max()) > 0.1
     said = [w[0].ids for w in ours.write(context, max_new_tokens=30)]
     for row, mine in zip(want_ids.tolist(), said, strict=True):
-        row = row[len(prefix) :] if row[: len(prefix)] == prefix else row
-        assert mine == (row[: row.index(END)] if END in row else row)
+        assert mine == answered(row, prefix)
     assert len({tuple(s) for s in said}) > 1
     assert ours.caption(paths, batch_size=4, max_new_tokens=30) == words.batch_decode(
         said, skip_special_tokens=True
@@ -175,3 +181,87 @@ def test_transcriptions_equal_transformers(what, speech, words, tmp_path):
     )
     live = wt.from_hf(theirs, tokenizer=words)
     assert live.suppress == ours.suppress and torch.equal(live.encode(batch).x, context.x)
+
+
+def test_another_language_and_task_by_prefix_or_by_config(speech, words):
+    theirs, paths = made(), speech[0][:2]
+    features = heard(paths)
+    ours = wt.from_hf(theirs, tokenizer=words)
+    with torch.no_grad():
+        want = theirs.generate(features, do_sample=False, max_new_tokens=12, language="es", task="translate")
+    asked = ["<|startoftranscript|>", "<|es|>", "<|translate|>", "<|notimestamps|>"]
+    context = ours.encode(ours.read_sources(paths))
+    said = [w[0].ids for w in ours.write(context, max_new_tokens=12, prefix=asked)]
+    for row, mine in zip(want.tolist(), said, strict=True):
+        assert mine == answered(row, [START, ES, TRANSLATE, NO_TIMES])
+    assert ours.caption(paths, max_new_tokens=12, prefix=asked) == words.batch_decode(
+        said, skip_special_tokens=True
+    )
+    theirs.generation_config.language, theirs.generation_config.task = "spanish", "translate"
+    assert wt.from_hf(theirs, tokenizer=words).prefix == [START, ES, TRANSLATE, NO_TIMES]
+
+
+def test_time_stamps_and_names_are_no_words(words):
+    """What a transcript spells stays text, and no answer shows a time stamp."""
+    front = wt.from_hf(made(), tokenizer=words).front
+    ids = front.read("a<|0.02|>b<|es|>").tolist()
+    assert not set(ids[:-1]) & {END, *range(WORDS, WORDS + len(NAMES))} and ids[-1] == END
+    assert front.decode([STAMPS[0], *front.read("a").tolist(), STAMPS[1]]) == "a"
+
+
+def test_a_sound_longer_than_the_window_is_its_first_part(speech, words):
+    ours = wt.from_hf(made(), tokenizer=words)
+    read = ours.tokenizers["audio"].read
+    wave = torch.cat([read(p) for p in speech[0]])
+    assert len(wave) > SECONDS * 16000
+    a, b = ours.caption([(wave.numpy(), 16000), (wave[: SECONDS * 16000].numpy(), 16000)], max_new_tokens=8)
+    assert a == b
+
+
+def test_what_cannot_be_carried_is_an_error_that_names_it(words, tmp_path):
+    def refused(match: str, theirs=None, **more) -> None:
+        with pytest.raises(wt.InputError, match=match):
+            wt.from_hf(theirs or made(), **({"tokenizer": words} | more))
+
+    hearing = WhisperFeatureExtractor(feature_size=MELS, chunk_length=SECONDS).to_dict()
+    refused("sampling_rate=8000", processor=hearing | {"sampling_rate": 8000})
+    refused("feature_size=40", processor=hearing | {"feature_size": 40})
+    refused("dither=0.1", processor=hearing | {"dither": 0.1})
+    refused("activation 'relu'", made(activation_function="relu"))
+    theirs = made()
+    theirs.generation_config.language = "<|fr|>"
+    refused("language '<|fr|>'", theirs)
+    theirs = made()
+    theirs.model.encoder.layers[1].adapter = nn.Linear(2, 2)
+    refused("encoder.layers.1.adapter.weight", theirs)
+    theirs = made()
+    state = theirs.state_dict()
+    del state["model.decoder.layers.1.encoder_attn.k_proj.weight"], state["proj_out.weight"]
+    theirs.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    save_file({k: v.clone() for k, v in state.items()}, tmp_path / "model.safetensors")
+    refused(r"missing decoder.layers.1.encoder_attn.k_proj.weight", tmp_path)
+    refused("no '<|endoftext|>'", tokenizer=wt.TextTokenizer.train(["a b"], 300, dim=8, end="<|e|>")._rust)
+
+
+@pytest.mark.slow
+def test_whisper_tinys_size_within_1e_4(speech):
+    """4 + 4 layers, 384 wide, 30 s, 51,865 tokens."""
+    theirs = WhisperForConditionalGeneration(WhisperConfig()).eval()
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            wide = 0.1 if p.ndim == 1 else p[0].numel() ** -0.5
+            p.copy_(wide * torch.randn(p.shape, generator=g) + (1.0 if "norm.weight" in name else 0.0))
+    ours = wt.from_hf(theirs)
+    paths = speech[0][:2]
+    waves = [ours.tokenizers["audio"].read(p) for p in paths]
+    features = WhisperFeatureExtractor()([w.numpy() for w in waves], sampling_rate=16000, return_tensors="pt")
+    ids = torch.randint(0, 50000, (2, 20), generator=g)
+    with torch.no_grad():
+        want = theirs(**features, decoder_input_ids=ids).logits
+        context, given = ours.encode(ours.read_sources(paths)), ours.front.collate(list(ids))
+        got = nn.functional.linear(ours.decoder(ours.front(given), context=context).x, ours.head_weight)
+    worst = float((want - got).abs().max())
+    print(f"\nWhisper tiny's size: {worst:.1e} of {float(want.abs().max()):.1f}")
+    assert worst < 1e-4 and context.shape == (2, 1500, 384)
