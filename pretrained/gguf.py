@@ -89,10 +89,10 @@ def convert_gguf(path: str | Path, tokenizer: Any = None) -> LanguageModel:
     config = settings(file, source)
     _agree(file, config, source)
     if tokenizer is None:
-        words = vocabulary(file, source)
+        rust = vocabulary(file, source)
     else:
-        words = Words(open_vocabulary(getattr(tokenizer, "backend_tokenizer", tokenizer)))
-    return llama(config, _weights(file, config, source), words, source).eval()
+        rust = open_vocabulary(getattr(tokenizer, "backend_tokenizer", tokenizer))
+    return llama(config, _weights(file, config, source), _words(file, rust, source), source).eval()
 
 
 def settings(file: GGUFFile, source: Source) -> dict[str, Any]:
@@ -193,8 +193,8 @@ def _weights(
 # ---- words -------------------------------------------------------------------------------------------------
 
 
-def vocabulary(file: GGUFFile, source: Source) -> Words:
-    """The header's byte-level BPE as a `tokenizers.Tokenizer`, with its end token and chat template.
+def vocabulary(file: GGUFFile, source: Source) -> tokenizers.Tokenizer:
+    """The header's byte-level BPE.
 
     Raises:
         InputError: the header holds another kind of vocabulary, or cuts text in a way that isn't known.
@@ -246,14 +246,24 @@ def vocabulary(file: GGUFFile, source: Source) -> Words:
     if len(rust.get_vocab()) != len(tokens):
         raise source.refuse("the header's added tokens aren't all in its vocabulary")
 
+    return rust
+
+
+def _words(file: GGUFFile, rust: tokenizers.Tokenizer, source: Source) -> Words:
+    """A vocabulary with the header's start and end token and chat template."""
+
+    def told(name: str, default: Any = None) -> Any:
+        return file.values.get(f"tokenizer.{name}", default)
+
     def named(key: str) -> str | None:
         i = told(f"ggml.{key}_token_id")
-        if i is not None and not 0 <= i < len(tokens):
-            raise source.refuse(f"tokenizer.ggml.{key}_token_id is {i}, the vocabulary has {len(tokens)}")
-        return None if i is None else tokens[i]
+        name = None if i is None else rust.id_to_token(i)
+        if i is not None and name is None:
+            raise source.refuse(f"tokenizer.ggml.{key}_token_id is {i}, which the vocabulary hasn't")
+        return name
 
     # without a word about it, llama.cpp adds a start token to a vocabulary of Llama 3's kind alone
-    adds = told("ggml.add_bos_token", cut in LLAMA3)
+    adds = told("ggml.add_bos_token", told("ggml.pre") in LLAMA3)
     start, end = named("bos") if adds else None, named("eos")
     ends = tuple(i for i in (told("ggml.eot_token_id"),) if i is not None and i != told("ggml.eos_token_id"))
     return Words(rust, start, end, ends, told("chat_template"))

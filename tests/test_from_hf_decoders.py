@@ -6,6 +6,7 @@ Largest absolute differences in float32: `pytest -s` prints them.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import gguf
@@ -19,6 +20,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import worldtokens as wt
+from worldtokens.backbone.positions import stretched
 from worldtokens.data import samples
 from worldtokens.pretrained.gguf_file import GGUFFile
 from worldtokens.tasks.decoding import Sampling
@@ -381,6 +383,73 @@ def test_a_vocabulary_of_sources_that_bring_none():
     assert ours.front.read("5 17 507").tolist() == [5, 17, 507, 3]
 
 
+@pytest.mark.parametrize("what", ["GPT-2", "Llama 3.1, stretched waves", "Qwen2", "Qwen3, tied, biases"])
+def test_training_a_converted_model_moves_it_as_transformers(what, theirs_words):
+    """The same loss and gradients, so that fine-tuning means the same."""
+    theirs = made(*FAMILIES[what])
+    ours = wt.from_hf(theirs, tokenizer=theirs_words)
+    rows = [ours.read({"text": t}) for t in TEXTS[30:34]]
+    batch = ours.collate(rows)
+    ids = nn.utils.rnn.pad_sequence([r["text"] for r in rows], batch_first=True)
+    labels = nn.utils.rnn.pad_sequence([r["text"] for r in rows], batch_first=True, padding_value=-100)
+    mask = labels != -100
+    want = theirs(ids, attention_mask=mask.long(), labels=labels).loss
+    got = ours.loss(batch)["loss"]
+    assert abs(float(want.detach()) - float(got.detach())) < 1e-5
+    want.backward()
+    got.backward()
+    first = ours.trunk.blocks[0]
+    if theirs.config.model_type == "gpt2":
+        layer = theirs.transformer.h[0]
+        pairs = [
+            (layer.attn.c_attn.weight.grad.T, first.attn.qkv.weight.grad),
+            (layer.mlp.c_proj.bias.grad, first.mlp.fc2.bias.grad),
+            (theirs.transformer.wte.weight.grad, ours.front.embedding.weight.grad),
+            (theirs.transformer.wpe.weight.grad, ours.front.position.grad),
+        ]
+    else:
+        layer, attention = theirs.model.layers[0], theirs.model.layers[0].self_attn
+        maps = [getattr(attention, f"{p}_proj") for p in "qkv"]
+        pairs = [
+            (torch.cat([m.weight.grad for m in maps]), first.attn.qkv.weight.grad),
+            (
+                torch.cat([layer.mlp.gate_proj.weight.grad, layer.mlp.up_proj.weight.grad]),
+                first.mlp.fc1.weight.grad,
+            ),
+            (layer.input_layernorm.weight.grad, first.norm1.weight.grad),
+            (theirs.model.embed_tokens.weight.grad, ours.front.embedding.weight.grad),
+        ]
+        if first.attn.qkv.bias is not None:
+            pairs.append((torch.cat([m.bias.grad for m in maps]), first.attn.qkv.bias.grad))
+    for a, b in pairs:
+        assert float(a.abs().max()) > 1e-4 and float((a - b).abs().max()) < 1e-5 * max(
+            1.0, float(a.abs().max())
+        )
+
+
+def test_settings_of_the_trunk_that_these_families_brought():
+    """A stretched wave worked out by hand; what doesn't fit is refused; saved configs without them still load."""
+    factor, low, high, _ = scaling = (8.0, 1.0, 4.0, 64.0)
+    freq = torch.tensor([2 * math.pi / n for n in (10.0, 16.0, 32.0, 64.0, 640.0)])
+    turns = (6.4, 4.0, 2.0, 1.0, 0.1)  # of each wave in 64 places
+    third = (2.0 - low) / (high - low)
+    want = [1.0, 1.0, third + (1 - third) / factor, 1 / factor, 1 / factor]
+    assert torch.allclose(stretched(freq, scaling) / freq, torch.tensor(want), atol=1e-6), turns
+    for wrong in ((8.0, 4.0, 1.0, 64.0), (8.0, 1.0, 4.0), (0.0, 1.0, 4.0, 64.0), ("8", 1.0, 4.0, 64.0)):
+        with pytest.raises(ValueError, match="rope_scaling"):
+            wt.Transformer(48, 1, 4, rope=1, rope_scaling=wrong)
+    with pytest.raises(ValueError, match="a head of 9 is odd"):
+        wt.Transformer(48, 1, 4, rope=1, head_width=9)
+    trunk = wt.Transformer(48, 1, 5, head_width=10, bias=False, qkv_bias=True)
+    block = trunk.blocks[0]
+    assert block.attn.qkv.weight.shape == (150, 48) and block.attn.proj.weight.shape == (48, 50)
+    assert block.attn.qkv.bias is not None and block.attn.proj.bias is None and block.mlp.fc1.bias is None
+    old = {
+        k: v for k, v in trunk.config()["args"].items() if k not in ("qkv_bias", "head_width", "rope_scaling")
+    }
+    assert wt.build({"class": "worldtokens.Transformer", "args": old | {"heads": 4}}).cfg.head_dim == 12
+
+
 def test_older_files_with_masks_and_without_prefix(theirs_words, tmp_path):
     """As openai-community/gpt2 was written: no prefix, causal masks among the weights; Llama's with angles."""
     theirs = made("gpt2", {"n_layer": 1, "n_embd": 48, "n_head": 4, "n_positions": 64})
@@ -521,7 +590,8 @@ def test_damaged_gguf_files_are_refused_in_one_sentence(vocabulary, tmp_path):
         refused(match)
     # a vocabulary of another kind can be given instead
     written(path, theirs, vocabulary, **{"tokenizer.ggml.model": "llama"})
-    assert wt.from_hf(path, tokenizer=vocabulary).front.read("a").tolist() == vocabulary.encode("a").ids
+    front = wt.from_hf(path, tokenizer=vocabulary).front
+    assert front.read("a").tolist() == [*vocabulary.encode("a").ids, 0]
 
 
 # ---- real weights ------------------------------------------------------------------------------------------
@@ -536,6 +606,33 @@ def smollm2():
     folder = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     theirs = AutoModelForCausalLM.from_pretrained(**folder, dtype=torch.float32).eval()
     return wt.from_hf(path), theirs, transformers.AutoTokenizer.from_pretrained(**folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_published_sizes_within_1e_4(kind):
+    """GPT-2 small, and Qwen2 of 0.5 B parameters' width with 6 of its layers."""
+    size = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 6, "num_attention_heads": 14}
+    size |= {
+        "num_key_value_heads": 2,
+        "vocab_size": 20000,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    config = transformers.AutoConfig.for_model(kind, **(size if kind == "qwen2" else {}))
+    theirs, g = AutoModelForCausalLM.from_config(config).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():  # as wide as usual, so that no layer saturates
+        for name, p in theirs.named_parameters():
+            wide = 0.1 if p.ndim == 1 else 0.02 if "embed" in name or "wte" in name else p.shape[0] ** -0.5
+            p.copy_(
+                wide * torch.randn(p.shape, generator=g) + (1.0 if p.ndim == 1 and "weight" in name else 0.0)
+            )
+    ours = wt.from_hf(theirs)
+    ids = torch.randint(0, 20000, (1, 200), generator=g)
+    with torch.no_grad():
+        want, got = theirs(ids).logits, ours({"text": ours.front.collate(list(ids))})
+    worst = float((want - got).abs().max())
+    print(f"\n{kind:6} {worst:.1e} of {float(want.abs().max()):.1f}")
+    assert worst < 1e-4 and float(want.std()) > 0.1
 
 
 @pytest.mark.slow
@@ -579,7 +676,7 @@ def test_smollm2_knows_english_and_answers(smollm2, tmp_path):
         f"\nverses: perplexity {english['perplexity']:.1f}, {english['bits_per_byte']:.3f} bits a byte; "
         f"words reversed {backward['perplexity']:.0f}"
     )
-    assert 3 < english["perplexity"] < 40 and backward["perplexity"] > 10 * english["perplexity"]
+    assert 3 < english["perplexity"] < 80 and backward["perplexity"] > 10 * english["perplexity"]
     answer = ours.chat("What is the capital of France?")
     print(answer)
     assert "Paris" in answer
