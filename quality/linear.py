@@ -82,7 +82,9 @@ def pooled_mel(sounds: Sequence[Any], rate: int, n_mels: int, seconds: float, pa
     for sound in sounds:
         spectrum = front.features(front.collate([front.read(sound)]))[0][0]
         edges = torch.linspace(0, len(spectrum), parts + 1).round().long().tolist()
-        made.append(torch.cat([spectrum[a : max(b, a + 1)].mean(0) for a, b in itertools.pairwise(edges)]))
+        # a sound of one or two frames has parts without any: they take the frame nearest
+        spans = [(min(a, len(spectrum) - 1), b) for a, b in itertools.pairwise(edges)]
+        made.append(torch.cat([spectrum[a : max(b, a + 1)].mean(0) for a, b in spans]))
     return torch.stack(made)
 
 
