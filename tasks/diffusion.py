@@ -50,6 +50,7 @@ class Diffusion(Task):
         drop: chance that a row's whole condition is taken away in training.
         draw: how times are drawn in training: ``"logit_normal"``, more from the middle (Esser et al. 2024), or
             ``"uniform"``.
+        middle: of ``"logit_normal"``, the mean of log(t / (1 - t)): below 0 more of the times lie near the noise.
         predicts: what the trunk's last map says: the ``"velocity"``, or the picture itself, ``"data"``, from which the
             velocity follows (Li & He 2025): better where patches are large. The loss is that of velocities in either case.
 
@@ -65,6 +66,7 @@ class Diffusion(Task):
         target: str = "image",
         drop: float = 0.1,
         draw: str = "logit_normal",
+        middle: float = 0.0,
         predicts: str = "velocity",
     ) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class Diffusion(Task):
             )
         self.tokenizers, self.trunk, self.encoder = nn.ModuleDict(tokenizers), trunk, encoder
         self.target, self.sources = target, [c for c in tokenizers if c != target]
-        self.drop, self.draw, self.predicts = drop, draw, predicts
+        self.drop, self.draw, self.middle, self.predicts = drop, draw, middle, predicts
         self._check_widths()
         dim = trunk.dim
         self.space = space_of(self.front)
@@ -195,7 +197,7 @@ class Diffusion(Task):
         b, has = len(clean), batch["has"].get(self.target)
         # drawn on the CPU: what is dropped decides lengths, which the device isn't asked for
         dropped = (torch.rand(batch["rows"]) < self.drop).tolist()
-        t = torch.randn(b).sigmoid() if self.draw == "logit_normal" else torch.rand(b)
+        t = (torch.randn(b) + self.middle).sigmoid() if self.draw == "logit_normal" else torch.rand(b)
         context = self.condition(batch, dropped)
         if has is not None and context is not None:
             context = context[list(has)]
