@@ -5,9 +5,15 @@
     worldtokens.train(model, rows, train=..., optim=...)     # a run saves and resumes with its adapters
     wt.merge_lora(model).save("out")                         # an ordinary model again
 
-`inject_adapter_in_model` freezes what it doesn't adapt and leaves the task a task, which the training loop and recipes
-need. From `peft.get_peft_model(model, config)` the same comes by ``.get_base_model()``. Of a recipe, ``Recipe.read(...)
-.build(rows)`` gives the task to put adapters into, and `worldtokens.training.loop.train` trains it.
+`inject_adapter_in_model` freezes what it doesn't adapt (`wt.unfreeze(model, "head")` lets a new head learn too) and leaves
+the task a task, which the training loop needs; of `peft.get_peft_model(model, config)` the same is
+``.get_base_model()``. A recipe's task gets its adapters between being built and being trained::
+
+    recipe = Recipe.read("digits")
+    rows, validation = recipe.rows()
+    task, augment = recipe.build(rows)
+    peft.inject_adapter_in_model(config, task)
+    train(task, rows, validation, train=recipe.train, optim=recipe.optim, augment=augment)
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ def resize_pictures(
 ) -> nn.Module:
     """Let a model read pictures of another size, or cut them into other patches.
 
-    The position table is stretched to the new grid, bicubic with anti-aliasing, as timm's `resample_abs_pos_embed` does;
-    class token and registers have no place in it and stay. The patch kernel is resized by the pseudo-inverse of
-    resizing pictures (FlexiViT, Beyer et al. 2023), so that a picture enlarged as the patch was gives the same tokens.
+    The position table is stretched to the new grid in the front-end's own way (`stretch`), by default bicubic with
+    anti-aliasing as timm's `resample_abs_pos_embed`; class token and registers have no place in it and stay. The patch
+    kernel is resized by the pseudo-inverse of resizing pictures (FlexiViT, Beyer et al. 2023), so that a picture enlarged
+    as the patch was gives the same tokens.
 
     A trunk that turns by positions (RoPE) sees those of the new grid, unless the front-end was built with `span`.
 
@@ -56,7 +57,7 @@ def resize_pictures(
     tensors = {"proj.weight": resize_kernel(weight, patch).flatten(1)}
     if front.pos_embed is not None:
         grid = changes["position_grid"] or grid_of(size, patch)
-        tensors["pos_embed"] = resample_positions(front.pos_embed.detach(), grid)
+        tensors["pos_embed"] = resample_positions(front.pos_embed.detach(), grid, front.stretch)
     remake(front, changes, tensors)
     return model
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import builtins
 import json
 
-import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -209,5 +208,5 @@ def test_the_formula_in_a_graph_is_the_filter_that_stretches_tables(how):
     from worldtokens.tokenizers.patches import axis_weights, filter_weights
 
     sizes = [(n, o) for o in (1, 3, 7, 16) for n in (1, 2, 5, 16, 31)]
-    far = [np.abs(axis_weights(n, o, how) - filter_weights(n, o, how)).max() for n, o in sizes]
+    far = [float((axis_weights(n, o, how) - filter_weights(n, o, how)).abs().max()) for n, o in sizes]
     assert max(far) < 2e-6

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import worldtokens as wt
+from worldtokens.data.manifests import write_folder
 from worldtokens.training.loop import train
 from worldtokens.training.optim import OptimSettings
+from worldtokens.training.recipe import Recipe
 from worldtokens.training.settings import TrainSettings
 
 TARGETS = r"trunk\.blocks\.\d+\.(attn\.qkv|attn\.proj|mlp\.fc1)"
@@ -38,9 +40,9 @@ def adapted(**settings) -> wt.Classifier:
     return model
 
 
-def go(model, out, steps=30, resume=False, **optim):
+def go(model, out, steps=30, every=10, resume=False, **optim):
     plan = TrainSettings(
-        out=str(out), steps=steps, batch_size=16, eval_every=10, device="cpu", resume=resume, workers=0
+        out=str(out), steps=steps, batch_size=16, eval_every=every, device="cpu", resume=resume, workers=0
     )
     return train(model, rows(), rows(16), train=plan, optim=OptimSettings(lr=2e-2, **optim))
 
@@ -90,13 +92,13 @@ def test_trains_saves_merges_and_reloads(tmp_path):
 
 def test_a_run_that_is_resumed_is_the_unbroken_one(tmp_path):
     whole = adapted()
-    go(whole, tmp_path / "whole", steps=20)
+    go(whole, tmp_path / "whole", steps=8, every=4)
     broken = adapted()
-    stop = StopAfter(broken, 10)
+    stop = StopAfter(broken, 5)
     with pytest.raises(KeyboardInterrupt):
-        go(stop.model, tmp_path / "broken", steps=20)
+        go(stop.model, tmp_path / "broken", steps=8, every=4)
     resumed = adapted()
-    go(resumed, tmp_path / "broken", steps=20, resume=True)
+    go(resumed, tmp_path / "broken", steps=8, every=4, resume=True)
     for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b)
 
@@ -130,3 +132,39 @@ def test_averaged_weights_are_of_the_adapters(tmp_path):
     x = torch.stack([r["image"] for r in rows(4)])
     with torch.no_grad():
         torch.testing.assert_close(back({"image": x}), model({"image": x}), atol=1e-6, rtol=0)
+
+
+RECIPE = """
+model:
+  class: worldtokens.CLIP
+  args:
+    tokenizers:
+      image: {class: worldtokens.ImageTokenizer, args: {dim: 32, patch: 16, size: 64}}
+      text: {class: worldtokens.TextTokenizer, args: {vocabulary: {train: 400}, dim: 32, context: 48}}
+    trunk: {class: worldtokens.Transformer, args: {dim: 32, depth: 1, heads: 2}}
+    dim: 32
+data: {train: PICTURES}
+optim: {lr: 1e-2, ema: 0.9}
+train: {steps: 3, batch_size: 16, out: OUT, device: cpu, tensorboard: false}
+"""
+
+
+def test_through_a_recipe(tmp_path):
+    """A recipe builds the task; adapters go in before it is trained. A few steps on real pictures and words."""
+    write_folder(wt.open_rows("emoji", split="train")[:40], tmp_path / "pictures")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        RECIPE.replace("PICTURES", str(tmp_path / "pictures")).replace("OUT", str(tmp_path / "run"))
+    )
+    recipe = Recipe.read(str(path))
+    rows, _ = recipe.rows()
+    task, augment = recipe.build(rows)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=r".*\.attn\.qkv"), task)
+    before = {n: p.detach().clone() for n, p in task.named_parameters()}
+    train(task, rows, train=recipe.train, optim=recipe.optim, augment=augment)
+    # (the temperature is kept within its bounds in place, not by the optimizer)
+    changed = {n for n, p in task.named_parameters() if not torch.equal(p, before[n])}
+    assert changed and all(".lora_" in n for n in changed)
+    last = wt.load(tmp_path / "run" / "last")
+    want = task.embed("text", ["a cat"])
+    torch.testing.assert_close(wt.merge_lora(last).embed("text", ["a cat"]), want, atol=1e-5, rtol=0)
