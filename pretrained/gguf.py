@@ -1,8 +1,8 @@
 """Models from .gguf files, as llama.cpp and Ollama keep them: Llama, Qwen2 and Qwen3 types with byte-level vocabularies.
 
-A .gguf holds everything in one file: settings, packed weights, vocabulary and chat template. It is brought into the
-form of a Hugging Face config and weight names, and from there takes the same road (`hf_decoders.py`). Each tensor is
-unpacked only when its place in the model is filled.
+A .gguf holds everything in one file: settings, packed weights, vocabulary and chat template. Its settings are brought into
+the form of a Hugging Face config, and from there it takes the same road (`hf_decoders.py`). Each tensor is unpacked only
+when its place in the model is filled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from torch import Tensor
 
 from worldtokens.backbone.positions import stretched
 from worldtokens.pretrained.gguf_file import GGUFFile
-from worldtokens.pretrained.hf_decoders import Words, llama, same_depth
+from worldtokens.pretrained.hf_decoders import LLAMA, Words, llama, same_depth
 from worldtokens.pretrained.hf_source import Source
-from worldtokens.pretrained.mapping import rename
 from worldtokens.tasks.language_model import LanguageModel
 from worldtokens.tokenizers.vocabulary import open_vocabulary
 
-NAMES = {
-    "token_embd.*": "embed_tokens.*",
+NAMES = {  # what llama.cpp calls a weight: what Hugging Face does
+    "token_embd.weight": "embed_tokens.weight",
     "blk.*.attn_norm.*": "layers.*.input_layernorm.*",
     "blk.*.attn_q.*": "layers.*.self_attn.q_proj.*",
     "blk.*.attn_k.*": "layers.*.self_attn.k_proj.*",
@@ -38,8 +37,9 @@ NAMES = {
     "blk.*.ffn_up.*": "layers.*.mlp.up_proj.*",
     "blk.*.ffn_down.*": "layers.*.mlp.down_proj.*",
     "output_norm.*": "norm.*",
-    "output.*": "lm_head.*",
+    "output.weight": "lm_head.weight",
 }
+TABLE = {name: LLAMA[theirs] for name, theirs in NAMES.items()}
 SETTINGS = {  # behind "<architecture>.": the name in config.json
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -92,7 +92,8 @@ def convert_gguf(path: str | Path, tokenizer: Any = None) -> LanguageModel:
         rust = vocabulary(file, source)
     else:
         rust = open_vocabulary(getattr(tokenizer, "backend_tokenizer", tokenizer))
-    return llama(config, _weights(file, config, source), _words(file, rust, source), source).eval()
+    words = _words(file, rust, source)
+    return llama(config, _weights(file, config), words, source, TABLE).eval()
 
 
 def settings(file: GGUFFile, source: Source) -> dict[str, Any]:
@@ -165,21 +166,19 @@ def _scaling(factors: Tensor, config: dict[str, Any], source: Source) -> dict[st
     return {"rope_type": "llama3", **dict(zip(names, found, strict=True))}
 
 
-def _weights(
-    file: GGUFFile, config: dict[str, Any], source: Source
-) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """(Hugging Face's name, what makes the tensor) for each tensor of the file."""
-    names = [n for n in file if n != FREQUENCIES]
-    ours = rename({n: n for n in names}, NAMES, source.name)
+def _weights(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """(name, what makes the tensor) for each weight of the file."""
     heads = {".attn_q.": config["num_attention_heads"]}
     heads[".attn_k."] = config.get("num_key_value_heads", config["num_attention_heads"])
-    for name, theirs in ours.items():
-        turned = next((n for part, n in heads.items() if part in theirs), None)
+    for name in file:
+        if name == FREQUENCIES:
+            continue
+        turned = next((n for part, n in heads.items() if part in name), None)
         if config["model_type"] != "llama":
             turned = None
 
-        def make(theirs: str = theirs, turned: int | None = turned) -> Tensor:
-            weight = file.tensor(theirs)
+        def make(name: str = name, turned: int | None = turned) -> Tensor:
+            weight = file.tensor(name)
             # llama.cpp writes a head's rows in the order of pairs (2i, 2i + 1), which it turns; ours are (i, i + half)
             return (
                 weight

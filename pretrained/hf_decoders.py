@@ -134,14 +134,21 @@ def convert_llama(config: Mapping[str, Any], weights: dict[str, Tensor], source:
     return llama(config, weights, words_of(config, source), source)
 
 
-def llama(config: Mapping[str, Any], weights: Weights, words: Words, source: Source) -> LanguageModel:
+def llama(
+    config: Mapping[str, Any],
+    weights: Weights,
+    words: Words,
+    source: Source,
+    table: Mapping[str, str] = LLAMA,
+) -> LanguageModel:
     """The model that a Llama-type config tells of, filled.
 
     Args:
         config: as in config.json.
-        weights: under the names of `LLAMA`, by name or as pairs of a name and what makes the tensor.
+        weights: by name, or as pairs of a name and what makes the tensor.
         words: its vocabulary.
         source: named in errors.
+        table: pattern of their names -> ours.
     """
     kind = config["model_type"]
     c = DEFAULTS[kind] | dict(config)
@@ -180,7 +187,7 @@ def llama(config: Mapping[str, Any], weights: Weights, words: Words, source: Sou
     # one of attention and feed-forward may have biases alone: the other's are zero then
     zero = ["trunk.blocks.*.attn.proj.bias"] if not all_four else []
     zero += ["trunk.blocks.*.mlp.fc1.bias", "trunk.blocks.*.mlp.fc2.bias"] if not feed else []
-    pour(model, weights, LLAMA, source.name, rows=rows, derived=LLAMA_ANGLES, zero=zero)
+    pour(model, weights, table, source.name, rows=rows, derived=LLAMA_ANGLES, zero=zero)
     return model
 
 
@@ -260,7 +267,7 @@ def _plain(
 
 def words_of(config: Mapping[str, Any], source: Source) -> Words:
     """The vocabulary of a folder or one that was given, with its end token and chat template."""
-    rust, given = source.vocabulary, source.tokenizer
+    rust, given = named_vocabulary(source), source.tokenizer
     ids = (dict(config) | source.generation_settings).get("eos_token_id")
     ids = [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)]
     if rust is None:
@@ -282,6 +289,22 @@ def words_of(config: Mapping[str, Any], source: Source) -> Words:
     if isinstance(template, Mapping):
         template = template.get("default")
     return Words(rust, start, end, ends, template)
+
+
+def named_vocabulary(source: Source) -> tokenizers.Tokenizer | None:
+    """The vocabulary of a source, or None where nothing tells of one.
+
+    Raises:
+        InputError: the folder holds one in another form than tokenizer.json.
+    """
+    rust = source.vocabulary
+    older = [f for f in ("vocab.json", "tokenizer.model") if source.folder and (source.folder / f).is_file()]
+    if rust is None and older:
+        raise source.refuse(
+            f"its vocabulary is in {older[0]}, which isn't read: give tokenizer=, or write a tokenizer.json with "
+            "transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return rust
 
 
 def _token(told: Any) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from worldtokens.errors import InputError
+from worldtokens.pretrained.mapping import _fill, _matcher
 
 Rows = Mapping[str, tuple[int, int]]
 
@@ -49,7 +50,7 @@ def pour(
     own = dict(model.state_dict())
     names = {v.data_ptr(): k for k, v in reversed(own.items())}  # tied weights are one place
     left = {k: v.shape[0] if v.ndim else 1 for k, v in own.items()}
-    unknown, wrong, spoiled = [], [], set()
+    unknown, wrong, spoiled, given = [], [], set(), set()
     for key, value in weights.items() if isinstance(weights, Mapping) else weights:
         if any(s.match(key) for s in skipped):
             continue
@@ -75,6 +76,7 @@ def pour(
         with torch.no_grad():
             target.copy_(value)
         left[name] -= len(target) if target.ndim else 1
+        given.add(key)
     left = {k: n for k, n in left.items() if n and k not in spoiled and names[own[k].data_ptr()] == k}
     for pattern in zero:
         name, _, part = pattern.removesuffix("]").partition("[")
@@ -85,33 +87,24 @@ def pour(
                     own[key][first : first + count].zero_()
                 left[key] -= count
     left = {k: n for k, n in left.items() if n}
-    _tell(source, unknown, wrong, left, table)
+    missing = [_theirs(k, table, given) for k, n in left.items() if n > 0]
+    _tell(source, unknown, wrong, missing, [k for k, n in left.items() if n < 0])
 
 
 def _place(key: str, rules: list[tuple[re.Pattern, str]]) -> str | None:
     for rule, ours in rules:
         if found := rule.match(key):
-            for group in found.groups():
-                ours = ours.replace("*", group, 1)
-            return ours
+            return _fill(ours, found.groups())
     return None
 
 
-def _matcher(pattern: str) -> re.Pattern:
-    return re.compile(re.escape(pattern).replace(r"\*", "([^.]+)") + r"\Z")
-
-
-def _tell(
-    source: str, unknown: list[str], wrong: list[str], left: Mapping[str, int], table: Mapping[str, str]
-) -> None:
+def _tell(source: str, unknown: list[str], wrong: list[str], missing: list[str], twice: list[str]) -> None:
     problems = []
     if unknown:
         problems.append(f"weights that worldtokens has no place for: {_some(unknown)}")
     problems += wrong[:5]
-    missing = [k for k, n in left.items() if n > 0]
     if missing:
-        problems.append(f"missing {_some([_theirs(k, table) for k in missing])}")
-    twice = [k for k, n in left.items() if n < 0]
+        problems.append(f"missing {_some(missing)}")
     if twice:
         problems.append(f"given more than once: {_some(twice)}")
     if problems:
@@ -123,13 +116,10 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + more
 
 
-def _theirs(name: str, table: Mapping[str, str]) -> str:
-    """Their name or names of a place of ours, for an error."""
+def _theirs(name: str, table: Mapping[str, str], given: set[str]) -> str:
+    """Their names for what is missing of a place of ours, for an error."""
     found = []
     for theirs, ours in table.items():
         if match := _matcher(ours.partition("[")[0]).match(name):
-            filled = theirs
-            for group in match.groups():
-                filled = filled.replace("*", group, 1)
-            found.append(filled)
-    return " + ".join(found) or name
+            found.append(_fill(theirs, match.groups()))
+    return " + ".join(f for f in found if f not in given) or name
