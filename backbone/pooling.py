@@ -101,11 +101,13 @@ def pool_tokens(tokens: Tokens, how: str | AttentionPool, prefix: int = 0) -> Te
     Args:
         tokens: what a trunk gives.
         how: ``"mean"``, ``"first"``, ``"last"``; ``"patches"``, the mean of what stands behind the first `prefix`
-            tokens; or an `AttentionPool`.
+            tokens; ``"prefix"``, those put one after another, (B, prefix * D); or an `AttentionPool`.
         prefix: class token and registers of a sample.
     """
     if isinstance(how, nn.Module):
         return how(tokens)
+    if how == "prefix":
+        return behind(tokens, 0).x[:, :prefix].flatten(1)
     if how == "patches":
         return behind(tokens, prefix).pool("mean")
     return tokens.pool(how)

@@ -17,7 +17,7 @@ from worldtokens.backbone.pooling import AttentionPool
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.errors import InputError
 from worldtokens.pretrained import mapping
-from worldtokens.pretrained.from_timm import placed, read_vit
+from worldtokens.pretrained.timm_vit import read_vit
 from worldtokens.tasks.contrastive import CLIP
 from worldtokens.tokenizers import clip_text
 from worldtokens.tokenizers.image import CLIP_MEAN, CLIP_STD, ImageTokenizer
@@ -102,7 +102,7 @@ def from_open_clip(
         out["logit_bias"] = model.logit_bias.reshape(())
     for column, found in (("image", weights), ("text", text_weights)):
         places = {"front.": "tokenizers", "trunk.": "trunk", "pool.": "pools", "head.": "projections"}
-        out |= placed(found, {k: f"{v}.{column}." for k, v in places.items()})
+        out |= mapping.placed(found, {k: f"{v}.{column}." for k, v in places.items()})
     mapping.fill(ours, out, name)
     return ours.eval()
 
@@ -185,6 +185,8 @@ def _picture(visual: nn.Module, name: str) -> tuple[tuple, str | AttentionPool, 
 
 
 def _picture_timm(visual: nn.Module, name: str, look: dict[str, Any]) -> tuple:
+    if type(visual.trunk).__name__ == "NaFlexVit":
+        raise InputError(f"{name}: a NaFlexVit inside open_clip isn't supported; from_timm takes it alone")
     # timm's tower knows its own size
     tower = read_vit(visual.trunk, name, {k: v for k, v in look.items() if k not in ("draft", "size")})
     if tower.pool_norm:

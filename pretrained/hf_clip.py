@@ -17,7 +17,6 @@ from torch import Tensor
 from worldtokens.backbone.pooling import AttentionPool
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.pretrained import mapping
-from worldtokens.pretrained.from_timm import placed
 from worldtokens.pretrained.hf_pictures import grid, look, split_positions
 from worldtokens.pretrained.hf_source import Source, numbers
 from worldtokens.tasks.contrastive import CLIP
@@ -128,7 +127,7 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         front, trunk, how, found = read(config, weights, family, projects, source)
         model = Encoder(front, trunk, **how)
         places = {"front.": "tokenizer."}
-        mapping.fill(model, placed(found, places), source.name)
+        mapping.fill(model, mapping.placed(found, places), source.name)
         return model
     inner = [dict(config.get(k) or {}) for k in ("text_config", "vision_config")]
     for part in inner:  # CLIP's width of the common space is told once
@@ -161,7 +160,7 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
     )
     for column, found in (("image", i[3]), ("text", t[3])):
         places = {"front.": "tokenizers", "trunk.": "trunk", "pool.": "pools", "head.": "projections"}
-        out |= placed(found, {k: f"{v}.{column}." for k, v in places.items()})
+        out |= mapping.placed(found, {k: f"{v}.{column}." for k, v in places.items()})
     mapping.fill(model, out, source.name)
     return model
 

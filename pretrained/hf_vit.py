@@ -12,7 +12,6 @@ from torch import Tensor
 
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.pretrained import mapping
-from worldtokens.pretrained.from_timm import placed
 from worldtokens.pretrained.hf_pictures import grid, look, split_positions
 from worldtokens.pretrained.hf_source import Source
 from worldtokens.tasks.classification import Classifier
@@ -101,7 +100,7 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         width = config.get("pooler_output_size") or dim
         how = {"dim": width, "activation": "tanh"} if pooled else {}
         model, places = Encoder(front, trunk, "first", **how), {"front.": "tokenizer."}
-    mapping.fill(model, placed(weights, places), source.name)
+    mapping.fill(model, mapping.placed(weights, places), source.name)
     return model
 
 

@@ -77,6 +77,15 @@ def rename(weights: Mapping[str, Tensor], table: Mapping[str, str], source: str)
     return out
 
 
+def placed(weights: Mapping[str, Tensor], places: Mapping[str, str]) -> dict[str, Tensor]:
+    """Weights under the names that they have in a task: each beginning exchanged as told."""
+    out = {}
+    for key, value in weights.items():
+        begin = next((p for p in places if key.startswith(p)), "")
+        out[places.get(begin, "") + key.removeprefix(begin)] = value
+    return out
+
+
 def fill(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Load what `rename` gave. A bias of query, key and value that the original lacks is zero.
 

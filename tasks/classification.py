@@ -34,9 +34,9 @@ class Classifier(Task):
         tokenizer: the front-end; its column is named as its modality (``"image"``), or give ``{"photo": ...}``.
         trunk: a Transformer or Recurrent of the front-end's width.
         classes: their names, or how many. 0: no head, `forward` gives the pooled features.
-        pool: ``"mean" | "first" | "last" | "patches"`` (the mean without class token and registers) or an
-            `AttentionPool`. Default: the last token where reading is causal, the class token where there is one, else
-            the mean.
+        pool: ``"mean" | "first" | "last" | "patches"`` (the mean without class token and registers), ``"prefix"`` (these
+            put one after another, as distilled DeiT reads them) or an `AttentionPool`. Default: the last token where
+            reading is causal, the class token where there is one, else the mean.
         pool_norm: a norm between pooling and head.
         label_smoothing: share of the target spread evenly over the classes, 0 to below 1.
         label: the column that holds a row's class, by name or number. A row whose class is None or -100 is read, but
@@ -78,14 +78,17 @@ class Classifier(Task):
         self.label, self.label_smoothing, self.mix = label, label_smoothing, Mix(mixup, cutmix)
         self.tokenizers, self.trunk = nn.ModuleDict(given), trunk
         self.pool = usual_pool(front) if pool is None else pool
-        if not isinstance(self.pool, AttentionPool) and self.pool not in POOLS:
-            raise ValueError(f"pool={pool!r}, expected one of {POOLS} or an AttentionPool")
+        if not isinstance(self.pool, AttentionPool) and self.pool not in (*POOLS, "prefix"):
+            raise ValueError(f"pool={pool!r}, expected one of {(*POOLS, 'prefix')} or an AttentionPool")
+        self.width = trunk.dim * (getattr(front, "prefix", 0) if self.pool == "prefix" else 1)
+        if not self.width or (pool_norm and self.pool == "prefix"):
+            raise ValueError("pool='prefix' needs a class token or registers, and takes no pool_norm")
         self.norm = nn.Identity()
         if pool_norm:
             self.norm = make_norm(trunk.cfg) if hasattr(trunk, "cfg") else nn.LayerNorm(trunk.dim)
         self.head = nn.Identity()
         if self.classes:
-            self.head = nn.Linear(trunk.dim, self.classes)
+            self.head = nn.Linear(self.width, self.classes)
             nn.init.normal_(self.head.weight, std=0.02)
             nn.init.zeros_(self.head.bias)
 
@@ -205,7 +208,7 @@ class Classifier(Task):
                 out.append(self({self.column: front.collate(raws).to(self.device)}))
         finally:
             self.train(was_training)
-        width = self.classes or self.trunk.dim
+        width = self.classes or self.width
         return torch.cat(out) if out else torch.zeros(0, width, device=self.device)
 
     def predict(self, sources: Sequence[Any] | str | bytes, top: int = 5, batch_size: int = 64) -> Prediction:

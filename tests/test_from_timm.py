@@ -59,6 +59,14 @@ FAMILIES = {  # what it shows: (timm's name, its options beside SMALL)
         {"qk_norm": True, "ref_feat_shape": None},
     ),
     "EVA-02, halves turned": ("eva02_tiny_patch14_224", {"rope_rotate_half": True}),
+    "EVA-02, DINOv3's positions": ("eva02_tiny_patch14_224", {"rope_type": "dinov3"}),
+    "DINOv3": ("vit_small_patch16_dinov3", {"num_classes": 5}),
+    "DINOv3, class token, bias in q, k, v": (
+        "vit_small_patch16_dinov3_qkvb",
+        {"num_classes": 5, "global_pool": "token"},
+    ),
+    "DINOv3 plus, SwiGLU": ("vit_small_plus_patch16_dinov3", {"num_classes": 5}),
+    "DeiT, distilled": ("deit_tiny_distilled_patch16_224", {"num_classes": 5}),
 }
 
 
@@ -163,6 +171,67 @@ def test_a_batch_of_native_sizes_equals_timms_one_by_one(name):
     assert (got - want).abs().max() < 1e-5
 
 
+FLEXIBLE = {  # what it shows: (timm's name, options)
+    "mean, 4 registers, LayerScale": ("naflexvit_base_patch16_gap", {}),
+    "mean, positions that keep the aspect": ("naflexvit_base_patch16_par_gap", {}),
+    "map, a register": ("naflexvit_base_patch16_map", {}),
+    "SigLIP 2's, bilinear positions": ("naflexvit_base_patch16_siglip", {"num_classes": 5}),
+    "class token, a convolution": (
+        "naflexvit_base_patch16_gap",
+        {"class_token": True, "global_pool": "token", "embed_proj_type": "conv"},
+    ),
+    "patches by colour, oblong, no positions, first norm": (
+        "naflexvit_base_patch16_gap",
+        {"patchify_channels_last": False, "patch_size": (8, 4), "pos_embed": "none", "pre_norm": True},
+    ),
+    "rotary, SwiGLU": (
+        "naflexvit_base_patch16_gap",
+        {"rope_type": "axial", "attn_type": "eva", "pos_embed": "none", "swiglu_mlp": True, "reg_tokens": 1},
+    ),
+    "DINOv3's positions": (
+        "naflexvit_base_patch16_gap",
+        {"rope_type": "dinov3", "attn_type": "eva", "pos_embed": "none", "rope_rotate_half": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FLEXIBLE)
+def test_native_aspect_equals_timms_within_1e_5(what, tmp_path):
+    """NaFlexVit: real pictures through timm's own resize, patches and padding; plain tensors; save and load."""
+    from timm.data.naflex_dataset import NaFlexCollator
+    from timm.data.naflex_transforms import Patchify, ResizeToSequence
+    from torchvision.transforms.functional import normalize, to_tensor
+
+    name, options = FLEXIBLE[what]
+    size = {k: v for k, v in SMALL.items() if k != "img_size"}
+    theirs = randomised(timm.create_model(name, **{**size, "pos_embed_grid_size": (4, 6), **options}))
+    ours = wt.from_timm(theirs)
+    front, patch = ours.tokenizers["image"], theirs.embeds.patch_size
+    assert front.max_tokens == (384 // patch[0]) * (384 // patch[1])
+    ours.tokenizers["image"].max_tokens = 22
+    cfg = resolve_data_config(model=theirs)
+    pictures = [pil(p).resize(s) for p, s in zip([HOPPER, *EMOJI], SIZES, strict=False)]
+    cut, resized = Patchify(patch), ResizeToSequence(patch, 22, interpolation=cfg["interpolation"])
+    ready = [normalize(to_tensor(resized(p)), cfg["mean"], cfg["std"]) for p in pictures]
+    worst, largest = 0.0, 0.0
+    with torch.no_grad():
+        if theirs.embeds.is_linear and theirs.embeds.channels_last:
+            batch, _ = NaFlexCollator(max_seq_len=30)([(cut(x), 0) for x in ready])
+            want = theirs(batch)
+            got = ours.logits(pictures)
+            worst, largest = float((want - got).abs().max()), float(want.abs().max())
+            rows = front.collate([front.read(p) for p in pictures])
+            assert len(set(rows["lengths"])) > 2
+        for x in ready:  # one by one, as a plain picture
+            want = theirs(x[None])
+            worst = max(worst, float((ours({"image": x[None]}) - want).abs().max()))
+            largest = max(largest, float(want.abs().max()))
+    print(f"\nNaFlexVit, {what:45} {worst:.1e} of {largest:.1f}")
+    assert worst < 1e-5 and largest > 0.5
+    again = wt.load(ours.save(tmp_path / "m"))
+    assert torch.equal(again({"image": ready[0][None]}), ours({"image": ready[0][None]}))
+
+
 SIZES = [(32, 32), (64, 40), (16, 56), (8, 24), (48, 64)]  # width, height
 
 TAGS = [
@@ -226,7 +295,18 @@ def test_what_cannot_be_carried_is_an_error_that_names_it(tmp_path):
 
     refused("resnet18", "ResNet")
     refused("vit_tiny_patch61", "near it: .*vit_tiny_patch16")
-    refused("deit_tiny_distilled_patch16_224", "VisionTransformerDistilled", options=SMALL)
+    refused(small("deit_tiny_distilled_patch16_224", num_classes=0), "without classes")
+    refused(small("deit_tiny_distilled_patch16_224", no_embed_class=True), "no_embed_class")
+    refused("vit_small_resnet26d_224", "ResNet|HybridEmbed")
+    flex = {k: v for k, v in SMALL.items() if k != "img_size"}
+    for options, match in (
+        ({"pos_embed": "factorized"}, "factorized positions"),
+        ({"pos_embed_use_grid_sample": True}, "positions stretched this way"),
+        ({"pos_embed_align_corners": True, "pos_embed_antialias": False}, "positions stretched this way"),
+        ({"rope_type": "mixed", "pos_embed": "none"}, "AttentionRope"),
+        ({"attn_gated": True, "attn_type": "eva"}, r"blocks.0.attn.gate.weight"),
+    ):
+        refused("naflexvit_base_patch16_gap", match, options={**flex, **options})
     refused(small("vit_tiny_patch16_224", attn_layer="diff"), "DiffAttention")
     refused(small("vit_tiny_patch16_224", scale_attn_norm=True), r"blocks.0.attn.norm.weight")
     refused(small("vit_tiny_patch16_224", global_pool="max"), "pooling 'max'")
@@ -234,7 +314,7 @@ def test_what_cannot_be_carried_is_an_error_that_names_it(tmp_path):
     refused(small("vit_tiny_patch16_224", dynamic_img_pad=True), "dynamic_img_pad")
     refused(small("vit_tiny_patch16_224", act_layer="relu"), "activation ReLU")
     refused(small("vit_base_patch16_xp_224"), "ParallelScalingBlock")
-    refused(small("eva02_tiny_patch14_224", rope_type="dinov3"), "rotary positions")
+    refused(small("eva02_tiny_patch14_224", rope_grid_indexing="xy"), "rotary positions")
     extra = small("vit_tiny_patch16_224")
     extra.blocks[1].adapter = nn.Linear(2, 2)
     refused(extra, r"blocks.1.adapter.weight")

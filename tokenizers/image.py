@@ -79,6 +79,7 @@ class ImageTokenizer(Tokenizer):
         crop: with ``"crop"`` and ``"squash"``, the share of the resized sides that the cut keeps: timm's `crop_pct`.
         span: count `pos` so that every picture's grid has this side, or (rows, columns): a trunk that turns by
             positions then sees those of its training size. None: in patches.
+        centred: with `span`, count to the middles of the patches, from the middle of the picture, as DINOv3 does.
         draft: let JPEGs be decoded at 1/2, 1/4 or 1/8, as long as their sides stay at least twice what they are
             resized to. The raw picture is then the smaller one. Turn off for the very pixels of open_clip's transform,
             or where an augmentation cuts small pieces out.
@@ -110,7 +111,8 @@ class ImageTokenizer(Tokenizer):
         draft: bool = True,
         registers: int = 0,
         crop: float = 1.0,
-        span: int | tuple[int, int] | None = None,
+        span: float | tuple[float, float] | None = None,
+        centred: bool = False,
         stretch: str = "bicubic",
         halves: str = "even",
     ) -> None:
@@ -137,7 +139,9 @@ class ImageTokenizer(Tokenizer):
             raise InputError(f"crop is {crop!r}, expected above 0 to 1, and 1 with size=None or resize='pad'")
         if type(registers) is not int or registers < 0:
             raise InputError(f"registers is {registers!r}, expected 0 or more")
-        self.crop, self.span = float(crop), None if span is None else sides(span, 2, "span")
+        self.crop, self.span, self.centred = float(crop), _span(span), centred
+        if centred and span is None:
+            raise InputError("centred=True counts to the sides of a span: give span=")
         self.prefix = registers + bool(class_token)  # tokens before the patches
         if position_grid is not None:
             self.position_grid = sides(position_grid, 2, "position_grid")
@@ -339,7 +343,7 @@ class ImageTokenizer(Tokenizer):
             x, coords = x.gather(1, keep.expand(-1, -1, self.dim)), coords.gather(1, keep.expand(-1, -1, 2))
         lengths = batch.get("lengths")  # None: every patch is a token
         if self.span is not None:
-            coords = coords * torch.tensor(self._scale(grid), device=x.device)
+            coords = self._reached(coords, torch.tensor(self._scale(grid), device=x.device))
         return self._finish(x, coords, lengths)
 
     def _embed_native(self, batch: Batch) -> Tokens:
@@ -352,8 +356,16 @@ class ImageTokenizer(Tokenizer):
             x = x + (weights.flatten(2).to(table.dtype) @ table).to(table.dtype)
         elif self.positions == "sincos":
             x = x + sincos_positions(batch["coords"], self.dim).to(self.proj.weight.dtype)
-        coords = batch["coords"] if self.span is None else batch["coords"] * batch["scale"]
+        coords = batch["coords"]
+        if self.span is not None:
+            coords = self._reached(coords, batch["scale"])
         return self._finish(x, coords, batch["lengths"])
+
+    def _reached(self, coords: Tensor, scale: Tensor) -> Tensor:
+        """Coordinates in patches -> over `span`."""
+        if not self.centred:
+            return coords * scale
+        return (coords + 0.5) * scale - 0.5 * torch.tensor(self.span, device=coords.device)
 
     def _scale(self, grid: Sequence[int]) -> tuple[float, ...]:
         """What a grid's coordinates are multiplied by to reach over `span`."""
@@ -382,6 +394,15 @@ class ImageTokenizer(Tokenizer):
                 pos[:, self.prefix - n : self.prefix, 0] = -torch.arange(1, n + 1, device=pos.device)
             lengths = None if lengths is None else [n + self.prefix for n in lengths]
         return self.wrap(x, lengths, "together", pos=pos)
+
+
+def _span(value: float | Sequence[float] | None) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    given = (value, value) if isinstance(value, int | float) else tuple(value)
+    if len(given) != 2 or not all(isinstance(v, int | float) and v > 0 for v in given):
+        raise InputError(f"span is {value!r}, expected a number above 0 or two")
+    return given
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
