@@ -140,6 +140,8 @@ def test_transcriptions_equal_transformers(what, speech, words, tmp_path):
     assert type(ours) is wt.Captioner and not ours.training
     prefix = [START, EN, TRANSCRIBE, NO_TIMES] if CASES[what].get("multilingual", True) else [START, NO_TIMES]
     assert ours.prefix == prefix
+    if len(prefix) == 4:  # what transformers' own tokenizer frames a transcript with, for training
+        assert [[*prefix, *i] for i in ours.front.encode_batch(texts)] == words(texts)["input_ids"]
     rows = [ours.read({"audio": p, "text": t}) for p, t in zip(paths, texts, strict=True)]
     batch = ours.collate(rows)
     features = heard(paths)
