@@ -9,6 +9,7 @@ that library does, and the pooler, which it doesn't read either, is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -209,6 +210,9 @@ def _steps(source: Source) -> dict[str, Any]:
     if listed is None:
         return steps | {"pool": _pooling(pooling, source)}
     kinds = [m["type"].rpartition(".")[2] for m in listed]
+    for path in (m["path"] for m in listed):
+        if path and Path(path).name != path:  # a folder from elsewhere must not reach other files
+            raise source.refuse(f"modules.json names {path!r}, expected a folder inside")
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in (
         [],
         ["Dense"],

@@ -129,9 +129,13 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         places = {"front.": "tokenizer."}
         mapping.fill(model, mapping.placed(found, places), source.name)
         return model
-    inner = [dict(config.get(k) or {}) for k in ("text_config", "vision_config")]
-    for part in inner:  # CLIP's width of the common space is told once
-        part |= {"projection_dim": config.get("projection_dim", 512)}
+    inner = []
+    for column, key in (("text", "text_config"), ("image", "vision_config")):
+        part, over = dict(config.get(key) or {}), config.get(f"{key}_dict")
+        if over:  # an old form, whose defaults count too
+            part |= DEFAULTS[family, column] | over
+        # CLIP's width of the common space is told once
+        inner.append(part | {"projection_dim": config.get("projection_dim", 512)})
     out = {k: weights.pop(k).reshape(()) for k in ("logit_scale", "logit_bias") if k in weights}
     text = {
         k.removeprefix("text_model."): v
@@ -220,7 +224,7 @@ def _text(
     if projects:
         width = config["projection_dim"] if clip else config["projection_size"] or config["hidden_size"]
         how |= {"dim": width, "bias": not clip}
-    found = mapping.rename(mapping.join(weights, JOINED), TEXT, source.name)
+    found = mapping.rename(mapping.join(weights, JOINED), TEXT, f"{source.name} (text tower)")
     return front, _trunk(config, False, source), how, found
 
 
@@ -285,4 +289,9 @@ def _image(
                 weights[f"head.q.{part}"], weights[f"head.kv.{part}"] = joined.split((dim, 2 * dim))
         if "head.probe" in weights:
             weights["head.probe"] = weights["head.probe"][0]
-    return front, trunk, how, mapping.rename(mapping.join(weights, JOINED), VISION, source.name)
+    return (
+        front,
+        trunk,
+        how,
+        mapping.rename(mapping.join(weights, JOINED), VISION, f"{source.name} (picture tower)"),
+    )

@@ -6,6 +6,7 @@ families: the settings that a family expects (any other is refused by name), and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -24,6 +25,20 @@ from worldtokens.tokenizers.vocabulary import open_vocabulary
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "1_Pooling/*", "2_Dense/*", "2_Normalize/*"]
+OTHERS = [
+    "onnx/*",
+    "openvino/*",
+    "coreml/*",
+    "*.onnx*",
+    "flax_*",
+    "tf_*",
+]  # the same weights for other programs
+SLOW = (
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)  # what came before tokenizer.json
 # transformers' names -> ours; "gelu_fast" and "gelu_new" write the same tanh formula in two ways
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -82,6 +97,12 @@ class Source:
             return open_vocabulary(self.folder / "tokenizer.json")
         if (self.folder / "vocab.txt").is_file():
             return _wordpiece(self.folder / "vocab.txt", self.read("tokenizer_config.json") or {})
+        for file in SLOW:
+            if (self.folder / file).is_file():
+                raise self.refuse(
+                    f"its vocabulary is {file}, without a tokenizer.json: let transformers make one, "
+                    f"AutoTokenizer.from_pretrained({str(self.folder)!r}), and give it as tokenizer="
+                )
         return None
 
     @property
@@ -125,11 +146,13 @@ class Source:
                 raise self.refuse(f"{key}={config[key]!r} isn't supported, {told} is")
 
     def architecture_of(self, known: Mapping[str, Any]) -> Any:
-        """What a family's table holds for this architecture.
+        """What a family's table holds for this architecture; for its first where a config doesn't tell.
 
         Raises:
             InputError: the table doesn't know it.
         """
+        if not self.architecture:
+            return next(iter(known.values()))
         if self.architecture not in known:
             raise self.refuse(f"this class isn't supported; of its family these are: {', '.join(known)}")
         return known[self.architecture]
@@ -220,12 +243,16 @@ def open_source(
 
 
 def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    wanted = FILES
     try:
-        return Path(snapshot_download(name, allow_patterns=FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as e:
+        with contextlib.suppress(OSError, HfHubHTTPError):  # without network: what lies in the cache
+            if any(f.startswith("model.safetensors") for f in list_repo_files(name)):
+                wanted = [f for f in FILES if not f.endswith(".bin")]  # the same weights again
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=OTHERS))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as e:
         raise InputError(
             f"there is no folder {name!r}, and the Hugging Face hub doesn't give a model of that name: {e}"
         ) from e

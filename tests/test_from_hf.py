@@ -24,6 +24,7 @@ import worldtokens as wt
 from worldtokens.backbone.config import ACTIVATIONS as OURS
 from worldtokens.data import samples
 from worldtokens.pretrained import hf_bert, hf_clip, hf_source, hf_vit
+from worldtokens.tokenizers.base import Batch
 
 ROWS = samples.open("emoji", split="validation", languages=("en", "fr", "ru", "ja"))[:40]
 CAPTIONS = [c for r in ROWS for c in r["text"]]
@@ -266,6 +267,11 @@ def test_a_sentence_transformers_folder_is_followed(wordpiece, tmp_path):
     assert torch.equal(wt.load(ours.save(tmp_path / "b")).embed(TEXTS), ours.embed(TEXTS))
     first = wt.from_hf(sentence_folder(tmp_path / "c", theirs, wordpiece, steps[:2], "cls_token"))
     assert (first.embed(TEXTS) - hidden[:, 0]).abs().max() < 1e-5
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[1]["path"] = "../a/1_Pooling"
+    (folder / "modules.json").write_text(json.dumps(listed))
+    with pytest.raises(wt.InputError, match="a folder inside"):
+        wt.from_hf(folder)
     for i, (change, match) in enumerate(
         (
             (["Transformer", "Pooling", "LayerNorm"], "modules.json lists"),
@@ -335,8 +341,37 @@ def test_a_name_that_nobody_gives(monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", absent)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", absent)
     with pytest.raises(wt.InputError, match=r"no folder 'nobody/nothing', and the Hugging Face hub"):
         wt.from_hf("nobody/nothing")
+
+
+def test_a_published_name_is_fetched_and_read(monkeypatch, wordpiece, tmp_path):
+    """Only what is needed: no second copy of the weights, none for other programs."""
+    import huggingface_hub
+
+    theirs = bert("BERT, pooler", wordpiece)
+    theirs.save_pretrained(tmp_path)
+    wordpiece.save_pretrained(tmp_path)
+    asked = {}
+
+    def snapshot(name, **more):
+        asked.update(more, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name: ["model.safetensors", "x.bin"])
+    ours = wt.from_hf("somebody/something")
+    assert torch.equal(ours.embed(TEXTS), wt.from_hf(theirs, tokenizer=wordpiece).embed(TEXTS))
+    assert asked["name"] == "somebody/something" and "onnx/*" in asked["ignore_patterns"]
+    assert "*.bin" not in asked["allow_patterns"] and "*.safetensors" in asked["allow_patterns"]
+
+
+def test_a_vocabulary_in_an_old_form_is_never_overlooked(wordpiece, tmp_path):
+    bert("BERT, pooler", wordpiece).save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(wt.InputError, match=r"vocabulary is vocab\.json.*AutoTokenizer"):
+        wt.from_hf(tmp_path)
 
 
 def test_every_activation_is_the_function_that_its_name_means():
@@ -415,6 +450,30 @@ def test_training_a_converted_model_moves_it_as_theirs(wordpiece):
         a = a.index_fill(0, torch.tensor([pad]), 0) if i == 0 else a
         assert (a - b).abs().max() < 1e-5 * max(1.0, float(a.abs().max()))
         assert float(a.abs().max()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "made", [hf.BertModel, hf.RobertaModel, hf.DistilBertModel], ids=lambda m: m.__name__
+)
+def test_published_sizes_within_1e_4(made):
+    """As wide and deep as published, every parameter random, a padded batch of ids."""
+    theirs, g = made(made.config_class()).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in theirs.parameters():
+            noise = torch.randn(p.shape, generator=g)
+            p.copy_(p.shape[-1] ** -0.5 * noise) if p.ndim > 1 else p.copy_(p.clamp(min=0.2) + 0.1 * noise)
+    ours = wt.from_hf(theirs)
+    ids = torch.randint(5, 30000, (3, 200), generator=g)
+    lengths = (200, 57, 3)
+    mask = torch.arange(200) < torch.tensor(lengths)[:, None]
+    ids = ids.masked_fill(~mask, theirs.config.pad_token_id)
+    with torch.no_grad():
+        want = theirs(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        got = ours(Batch(ids=ids, lengths=lengths)).x
+    worst = float((want - got)[mask].abs().max())
+    print(f"\n{made.__name__:30} {worst:.1e} of {float(want.abs().max()):.1f}")
+    assert worst < 1e-4
 
 
 # ---- real weights --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Largest absolute differences in float32: `pytest -s` prints them.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import matplotlib
@@ -123,8 +124,6 @@ def test_names_of_classes_come_along(tmp_path):
 @pytest.fixture(scope="module")
 def clip_words() -> hf.PreTrainedTokenizerFast:
     """CLIP's vocabulary as transformers ships it."""
-    import json
-
     state = json.loads(clip_text.vocabulary().to_str())["model"]
     merges = [tuple(m) if isinstance(m, list) else tuple(m.split()) for m in state["merges"]]
     return hf.CLIPTokenizer(vocab=state["vocab"], merges=merges)
@@ -245,6 +244,38 @@ def test_clips_own_words_where_none_are_given(clip_words):
     assert (ours.embed("text", texts) - want).abs().max() < 1e-5
 
 
+def test_configs_and_buffers_of_the_first_clips(clip_words, tmp_path):
+    """Settings in *_config_dict, counting buffers among the weights, sizes as plain numbers, no class told."""
+    theirs = clip(clip_words)
+    theirs.save_pretrained(tmp_path)
+    clip_words.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("text_config", "vision_config"):
+        config[f"{key}_dict"] = config.pop(key)
+        config[key] = {"hidden_size": 7}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": None}))
+    old = {
+        "crop_size": 32,
+        "size": 32,
+        "resample": 3,
+        "do_center_crop": True,
+        "feature_extractor_type": "CLIP",
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
+    weights = theirs.state_dict()
+    weights["text_model.embeddings.position_ids"] = torch.arange(77)[None]
+    weights["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    ours, want = wt.from_hf(tmp_path), wt.from_hf(theirs, tokenizer=clip_words, processor=old)
+    assert torch.equal(ours.embed("text", TEXTS), want.embed("text", TEXTS))
+    assert torch.equal(ours.embed("image", PICTURES), want.embed("image", PICTURES))
+    weights["text_model.adapter"] = torch.zeros(2)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(wt.InputError, match=r"text tower.*\['adapter'\]"):
+        wt.from_hf(tmp_path)
+
+
 # ---- preprocessing -------------------------------------------------------------------------------------------
 
 FORMS = {
@@ -360,3 +391,37 @@ def test_a_batch_of_native_sizes_equals_theirs_one_by_one():
         got = ours({"image": batch})
         want = torch.cat([theirs((r / 127.5 - 1)[None], interpolate_pos_encoding=True).logits for r in raws])
     assert (got - want).abs().max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "made", [hf.ViTForImageClassification, hf.CLIPModel, hf.SiglipModel], ids=lambda m: m.__name__
+)
+def test_published_sizes_within_1e_4(made, clip_words):
+    """ViT-B/16, CLIP ViT-B/32 and SigLIP B/16 as wide and deep as published, every parameter random."""
+    theirs, g = made(made.config_class()).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():  # as wide as usual, so that no layer saturates at these widths
+        for p in theirs.parameters():
+            noise = torch.randn(p.shape, generator=g)
+            p.copy_(p.shape[-1] ** -0.5 * noise) if p.ndim > 1 else p.copy_(p.clamp(min=0.2) + 0.1 * noise)
+    ours = wt.from_hf(theirs)
+    x = torch.randn(2, 3, 224, 224, generator=g)
+    ids = (
+        clip_words(CAPTIONS[:2], padding="max_length", max_length=64, return_tensors="pt")["input_ids"]
+        % 32000
+    )
+    ids = (
+        clip_words(CAPTIONS[:2], padding=True, return_tensors="pt")["input_ids"]
+        if made is hf.CLIPModel
+        else ids
+    )
+    with torch.no_grad():
+        if made is hf.ViTForImageClassification:
+            pairs = [(theirs(x).logits, ours({"image": x}))]
+        else:
+            out = theirs(input_ids=ids, pixel_values=x)
+            pairs = [(out.image_embeds, ours.embed("image", x)), (out.text_embeds, ours.embed("text", ids))]
+    for want, got in pairs:
+        worst, apart = float((want - got).abs().max()), float((want[0] - want[1]).abs().max())
+        print(f"\n{made.__name__:30} {worst:.1e} of {float(want.abs().max()):.2f}, samples {apart:.2f} apart")
+        assert worst < 1e-4 and apart > 0.01
