@@ -190,6 +190,13 @@ def _words(config: Mapping[str, Any], source: Source) -> dict[str, Any]:
     size = max(vocabulary.get_vocab().values()) + 1
     if size > config["vocab_size"]:
         raise source.refuse(f"{config['vocab_size']} token embeddings, but {size} tokens in the vocabulary")
+    lower = getattr(vocabulary.normalizer, "lowercase", None)
+    told = (source.read("tokenizer_config.json") or {}).get("do_lower_case", lower)
+    if source.tokenizer is None and lower is not None and told != lower:
+        raise source.refuse(
+            f"tokenizer_config.json says do_lower_case={told}, tokenizer.json lowercase={lower}: give the one that is "
+            "meant as tokenizer="
+        )
     start, end = around(vocabulary)
     pad = config.get("pad_token_id")
     return {

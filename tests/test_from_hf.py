@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -365,6 +366,25 @@ def test_a_published_name_is_fetched_and_read(monkeypatch, wordpiece, tmp_path):
     assert torch.equal(ours.embed(TEXTS), wt.from_hf(theirs, tokenizer=wordpiece).embed(TEXTS))
     assert asked["name"] == "somebody/something" and "onnx/*" in asked["ignore_patterns"]
     assert "*.bin" not in asked["allow_patterns"] and "*.safetensors" in asked["allow_patterns"]
+
+
+def test_a_folder_is_read_without_transformers(monkeypatch, wordpiece, tmp_path):
+    theirs = bert("BERT, pooler", wordpiece)
+    theirs.save_pretrained(tmp_path)
+    wordpiece.save_pretrained(tmp_path)
+    want = wt.from_hf(theirs, tokenizer=wordpiece).embed(TEXTS)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # an import of it raises
+    assert torch.equal(wt.from_hf(tmp_path).embed(TEXTS), want)
+
+
+def test_two_files_that_disagree_on_case_are_an_error(wordpiece, tmp_path):
+    bert("BERT, pooler", wordpiece).save_pretrained(tmp_path)
+    wordpiece.save_pretrained(tmp_path)
+    told = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"do_lower_case": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    with pytest.raises(wt.InputError, match=r"do_lower_case=False, tokenizer\.json lowercase=True"):
+        wt.from_hf(tmp_path)
+    assert wt.from_hf(tmp_path, tokenizer=wordpiece).embed(["a"]).shape == (1, 48)
 
 
 def test_a_vocabulary_in_an_old_form_is_never_overlooked(wordpiece, tmp_path):
