@@ -1,4 +1,4 @@
-"""Models from .gguf files, as llama.cpp and Ollama keep them: Llama, Qwen2 and Qwen3 types with byte-level vocabularies.
+"""Models from .gguf files, as llama.cpp and Ollama keep them: Llama, Qwen2 and Qwen3 types.
 
 A .gguf holds everything in one file: settings, packed weights, vocabulary and chat template. Its settings are brought into
 the form of a Hugging Face config, and from there it takes the same road (`hf_decoders.py`). Each tensor is unpacked only
@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from worldtokens.backbone.positions import stretched
 from worldtokens.pretrained.gguf_file import GGUFFile
-from worldtokens.pretrained.hf_decoders import LLAMA, Words, llama, same_depth
+from worldtokens.pretrained.gguf_words import words
+from worldtokens.pretrained.hf_decoders import LLAMA, llama, same_depth
 from worldtokens.pretrained.hf_source import Source
 from worldtokens.tasks.language_model import LanguageModel
-from worldtokens.tokenizers.vocabulary import open_vocabulary
 
 NAMES = {  # what llama.cpp calls a weight: what Hugging Face does
     "token_embd.weight": "embed_tokens.weight",
@@ -62,12 +60,6 @@ EXPECTED = {
 }
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 FREQUENCIES = "rope_freqs.weight"  # by how much each rotary wave is stretched
-CONTROL, USER_DEFINED = 3, 4  # kinds of tokens
-# how text is cut before byte pairs are joined, by the header's name for it; None: GPT-2's way
-_CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3, QWEN2 = ("llama-bpe", "llama-v3", "llama3"), ("qwen2", "deepseek-r1-qwen")
-CUTS = {"gpt-2": None, "gpt2": None, "smollm": "digits"}
-CUTS |= dict.fromkeys(LLAMA3, _CUT % "1,3") | dict.fromkeys(QWEN2, _CUT % "1")
 
 
 def convert_gguf(path: str | Path, tokenizer: Any = None) -> LanguageModel:
@@ -88,12 +80,7 @@ def convert_gguf(path: str | Path, tokenizer: Any = None) -> LanguageModel:
         raise source.refuse(f"this architecture isn't supported, {', '.join(ARCHITECTURES)} are")
     config = settings(file, source)
     _agree(file, config, source)
-    if tokenizer is None:
-        rust = vocabulary(file, source)
-    else:
-        rust = open_vocabulary(getattr(tokenizer, "backend_tokenizer", tokenizer))
-    words = _words(file, rust, source)
-    return llama(config, _weights(file, config), words, source, TABLE).eval()
+    return llama(config, _weights(file, config), words(file, source, tokenizer), source, TABLE).eval()
 
 
 def settings(file: GGUFFile, source: Source) -> dict[str, Any]:
@@ -187,82 +174,3 @@ def _weights(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[str, Call
             )
 
         yield name, make
-
-
-# ---- words -------------------------------------------------------------------------------------------------
-
-
-def vocabulary(file: GGUFFile, source: Source) -> tokenizers.Tokenizer:
-    """The header's byte-level BPE.
-
-    Raises:
-        InputError: the header holds another kind of vocabulary, or cuts text in a way that isn't known.
-    """
-
-    def told(name: str, default: Any = None) -> Any:
-        return file.values.get(f"tokenizer.{name}", default)
-
-    if told("ggml.model") != "gpt2":
-        raise source.refuse(
-            f"a vocabulary of the kind {told('ggml.model')!r} isn't supported, byte-level BPE ('gpt2') is: give "
-            "tokenizer=, such as the path of its tokenizer.json"
-        )
-    cut = told("ggml.pre", "gpt-2")
-    if cut not in CUTS:
-        raise source.refuse(
-            f"text cut by {cut!r} isn't supported, {', '.join(CUTS)} are: give tokenizer=, such as the path of its "
-            "tokenizer.json"
-        )
-    tokens, merges = told("ggml.tokens"), told("ggml.merges")
-    kinds = told("ggml.token_type") or [1] * len(tokens or ())
-    if not tokens or merges is None or len(kinds) != len(tokens):
-        raise source.refuse("the header lacks tokenizer.ggml.tokens, merges or a kind for each token")
-    vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise source.refuse("the header's vocabulary names a token twice")
-    try:
-        pairs = [tuple(m.split(" ", 1)) for m in merges]
-        # Llama 3 looks a whole word up before it joins bytes
-        rust = tokenizers.Tokenizer(models.BPE(vocab, pairs, ignore_merges=cut in LLAMA3))
-    except Exception as e:  # the Rust side raises plain Exception
-        raise source.refuse(f"the header's vocabulary isn't byte pairs: {e}") from e
-    level = pre_tokenizers.ByteLevel(
-        add_prefix_space=bool(told("ggml.add_space_prefix", False)), use_regex=True
-    )
-    if CUTS[cut] == "digits":
-        level = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level])
-    elif CUTS[cut]:
-        split = pre_tokenizers.Split(Regex(CUTS[cut]), behavior="isolated")
-        level = pre_tokenizers.Sequence(
-            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
-    rust.pre_tokenizer, rust.decoder = level, decoders.ByteLevel()
-    if cut in QWEN2:
-        rust.normalizer = normalizers.NFC()
-    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        named = [t for t, k in zip(tokens, kinds, strict=True) if k == kind]
-        rust.add_tokens([AddedToken(t, special=special, normalized=False) for t in named])
-    if len(rust.get_vocab()) != len(tokens):
-        raise source.refuse("the header's added tokens aren't all in its vocabulary")
-
-    return rust
-
-
-def _words(file: GGUFFile, rust: tokenizers.Tokenizer, source: Source) -> Words:
-    """A vocabulary with the header's start and end token and chat template."""
-
-    def told(name: str, default: Any = None) -> Any:
-        return file.values.get(f"tokenizer.{name}", default)
-
-    def named(key: str) -> str | None:
-        i = told(f"ggml.{key}_token_id")
-        name = None if i is None else rust.id_to_token(i)
-        if i is not None and name is None:
-            raise source.refuse(f"tokenizer.ggml.{key}_token_id is {i}, which the vocabulary hasn't")
-        return name
-
-    # without a word about it, llama.cpp adds a start token to a vocabulary of Llama 3's kind alone
-    adds = told("ggml.add_bos_token", told("ggml.pre") in LLAMA3)
-    start, end = named("bos") if adds else None, named("eos")
-    ends = tuple(i for i in (told("ggml.eot_token_id"),) if i is not None and i != told("ggml.eos_token_id"))
-    return Words(rust, start, end, ends, told("chat_template"))

@@ -333,6 +333,50 @@ def test_gguf_gives_the_numbers_of_the_model_it_was_made_from(what, vocabulary, 
     assert again.template == TEMPLATE and torch.equal(again({"text": ours.front.collate(raws)}), got)
 
 
+def test_sentencepiece_vocabularies_of_gguf(tmp_path):
+    """Merges found again from the scores: ids of a vocabulary learnt here, and of transformers' reader of the file."""
+    learnt = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    space = tokenizers.normalizers
+    learnt.normalizer = space.Sequence([space.Prepend("▁"), space.Replace(" ", "▁")])
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=900, special_tokens=specials, show_progress=False)
+    learnt.train_from_iterator(
+        [t.replace("\n", " ") for t in TEXTS if t.isascii()] + ["a</s>b <s>"] * 9, trainer
+    )
+    vocab = learnt.get_vocab()
+    tokens = sorted(vocab, key=vocab.get)
+    rank = {
+        left + right: -float(n)
+        for n, (left, right) in enumerate(json.loads(learnt.to_str())["model"]["merges"])
+    }
+    path = tmp_path / "m.gguf"
+    header = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259),
+        "tokenizer.ggml.scores": [rank.get(t, -1e6) for t in tokens],
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    written(path, made("llama", TINY, rows=len(tokens)), learnt, **header)
+    front = wt.from_hf(path).front
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    for text in [*TEXTS[:60], "two  spaces", "naïve 日本 🫠", "x\ty"]:
+        ids = front.read(text).tolist()
+        assert ids == [1, *theirs(text, add_special_tokens=False)["input_ids"], 2]
+        assert (
+            ids[1:-1] == learnt.encode(text, add_special_tokens=False).ids
+            or not text.isascii()
+            or "\t" in text
+        )
+        assert front.decode(ids) == text
+    assert front.spell(vocab["<0x0A>"]) == b"\n"
+    assert not {1, 2} & set(front.read("a</s>b <s>")[1:-1].tolist())
+
+
 def test_what_people_say_never_becomes_a_control_token(vocabulary, tmp_path):
     """The template's own ids equal transformers'; a message that spells an end token ends nothing."""
     written(tmp_path / "m.gguf", made("llama", TINY), vocabulary)
@@ -574,7 +618,8 @@ def test_damaged_gguf_files_are_refused_in_one_sentence(vocabulary, tmp_path):
         ({"llama.block_count": 3}, "tells of 3 layers, the weights hold 2"),
         ({"llama.attention.head_count": 8}, r"attn_q.weight is \(48, 48\), expected \(96, 48\)"),
         ({"llama.feed_forward_length": 2**31}, "ffn_gate.weight is"),
-        ({"tokenizer.ggml.model": "llama"}, "vocabulary of the kind 'llama'"),
+        ({"tokenizer.ggml.model": "t5"}, "vocabulary of the kind 't5'"),
+        ({"tokenizer.ggml.model": "llama"}, "lacks tokenizer.ggml.scores"),
         ({"tokenizer.ggml.pre": "poro"}, "text cut by 'poro'"),
         ({"tokenizer.ggml.eos_token_id": 9999}, "eos_token_id is 9999"),
         ({"tokenizer.ggml.tokens": ["a"]}, "kind for each token"),
@@ -595,7 +640,7 @@ def test_damaged_gguf_files_are_refused_in_one_sentence(vocabulary, tmp_path):
         written(path, theirs, vocabulary, **change)
         refused(match)
     # a vocabulary of another kind can be given instead
-    written(path, theirs, vocabulary, **{"tokenizer.ggml.model": "llama"})
+    written(path, theirs, vocabulary, **{"tokenizer.ggml.model": "t5"})
     front = wt.from_hf(path, tokenizer=vocabulary).front
     assert front.read("a").tolist() == [*vocabulary.encode("a").ids, 0]
 
