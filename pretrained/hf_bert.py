@@ -185,8 +185,9 @@ def _plain(weights: Mapping[str, Tensor], prefix: str, source: Source) -> dict[s
 def _words(config: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Vocabulary and frame, as arguments of a text front-end."""
     vocabulary = source.vocabulary
+    pad = config.get("pad_token_id")
     if vocabulary is None:
-        return {"vocabulary": numbers(config["vocab_size"])}
+        return {"vocabulary": numbers(config["vocab_size"]), "pad": None if pad is None else str(pad)}
     size = max(vocabulary.get_vocab().values()) + 1
     if size > config["vocab_size"]:
         raise source.refuse(f"{config['vocab_size']} token embeddings, but {size} tokens in the vocabulary")
@@ -198,7 +199,6 @@ def _words(config: Mapping[str, Any], source: Source) -> dict[str, Any]:
             "meant as tokenizer="
         )
     start, end = around(vocabulary)
-    pad = config.get("pad_token_id")
     return {
         "vocabulary": vocabulary,
         "start": start,

@@ -166,6 +166,11 @@ def test_a_live_model_without_vocabulary_reads_numbers(wordpiece, tmp_path):
         want = theirs(ids).pooler_output
     assert (ours.embed(["2 20 30 3", "2 9 8 3"]) - want).abs().max() < 1e-5
     assert (ours.embed(ids) - want).abs().max() < 1e-5
+    padded = torch.tensor([[2, 20, 30, 3], [2, 3, 0, 0]])
+    with torch.no_grad():
+        want_padded = theirs(padded, attention_mask=(padded != 0).long()).pooler_output
+    assert (ours.embed(padded) - want_padded).abs().max() < 1e-5
+    assert (ours.embed(["2 20 30 3", "2 3"]) - want_padded).abs().max() < 1e-5
     with pytest.raises(wt.InputError, match="vocabulary"):
         ours.embed(["a cat"])
     assert torch.equal(wt.load(ours.save(tmp_path)).embed(ids), ours.embed(ids))

@@ -60,7 +60,7 @@ class PairTokenizer(TextTokenizer):
             raise InputError(f"pair is {pair!r}, expected 'bert' or 'roberta'")
         if rows is not None and rows < self.vocab_size:
             raise InputError(f"rows={rows}, but the vocabulary has {self.vocab_size} tokens")
-        self.pair = pair
+        self.pair, self.padded = pair, pad is not None
         if rows is not None and rows > self.vocab_size:
             self.vocab_size = rows
             self.embedding = nn.Embedding(rows, dim)
@@ -122,9 +122,17 @@ class PairTokenizer(TextTokenizer):
 
     def _padded(self, ids: Tensor) -> Batch:
         batch = super()._padded(ids)
-        if self.end_id is not None and ids.shape[1]:
-            last = (batch["ids"].cpu() == self.end_id).int().flip(1).argmax(1)
-            batch["lengths"] = tuple((ids.shape[1] - last).tolist())
+        if not ids.shape[1]:
+            return batch
+        # a row goes on to its last end token; where the vocabulary has none, to the last id that isn't padding
+        if self.end_id is not None:
+            real = batch["ids"].cpu() == self.end_id
+        elif self.padded:
+            real = batch["ids"].cpu() != self.pad_id
+        else:
+            return batch
+        behind = real.int().flip(1).argmax(1).masked_fill(~real.any(1), ids.shape[1])
+        batch["lengths"] = tuple((ids.shape[1] - behind).tolist())
         return batch
 
 
