@@ -267,7 +267,7 @@ def _plain(
 
 def words_of(config: Mapping[str, Any], source: Source) -> Words:
     """The vocabulary of a folder or one that was given, with its end token and chat template."""
-    rust, given = named_vocabulary(source), source.tokenizer
+    rust, given = source.vocabulary, source.tokenizer
     ids = (dict(config) | source.generation_settings).get("eos_token_id")
     ids = [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)]
     if rust is None:
@@ -289,22 +289,6 @@ def words_of(config: Mapping[str, Any], source: Source) -> Words:
     if isinstance(template, Mapping):
         template = template.get("default")
     return Words(rust, start, end, ends, template)
-
-
-def named_vocabulary(source: Source) -> tokenizers.Tokenizer | None:
-    """The vocabulary of a source, or None where nothing tells of one.
-
-    Raises:
-        InputError: the folder holds one in another form than tokenizer.json.
-    """
-    rust = source.vocabulary
-    older = [f for f in ("vocab.json", "tokenizer.model") if source.folder and (source.folder / f).is_file()]
-    if rust is None and older:
-        raise source.refuse(
-            f"its vocabulary is in {older[0]}, which isn't read: give tokenizer=, or write a tokenizer.json with "
-            "transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    return rust
 
 
 def _token(told: Any) -> str | None:

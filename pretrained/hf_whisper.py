@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from torch import Tensor
 
 from worldtokens.backbone.transformer import Transformer
-from worldtokens.pretrained.hf_decoders import named_vocabulary, widened
+from worldtokens.pretrained.hf_decoders import widened
 from worldtokens.pretrained.hf_source import Source, numbers
 from worldtokens.pretrained.pour import pour
 from worldtokens.tasks.captioning import Captioner
@@ -113,7 +113,7 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
 
 
 def _words(c: Mapping[str, Any], dim: int, source: Source) -> TextTokenizer:
-    rows, rust, end = c.get("vocab_size", 51865), named_vocabulary(source), END
+    rows, rust, end = c.get("vocab_size", 51865), source.vocabulary, END
     if rust is None:
         rust, end = numbers(rows), str(c.get("eos_token_id", 50256))
     else:

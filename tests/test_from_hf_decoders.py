@@ -553,7 +553,7 @@ def test_what_cannot_be_carried_is_an_error_that_names_it(theirs_words, tmp_path
     theirs = made("llama", TINY)
     theirs.save_pretrained(tmp_path)
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(wt.InputError, match=r"vocab.json, which isn't read: give tokenizer="):
+    with pytest.raises(wt.InputError, match=r"vocab.json, without a tokenizer.json"):
         wt.from_hf(tmp_path)
     theirs_words.save_pretrained(tmp_path)
     state = theirs.state_dict()
