@@ -145,13 +145,14 @@ class AdditiveDecoder(Part):
         if not n:
             return tokens
         y = self.first_norm(tokens.x)
-        given = self.given(y)
+        # unbound at once: the gradient of N slices would fill and add the whole N times
+        given, real = self.given(y).unbind(1), tokens.valid.unbind(1)
         whole = tokens.layout is not None and tokens.layout.full(n)
         states, reads, maps = [], [], []
         for i in range(n):
             weights, read = self._look(state, *held)
-            new = self._step(given[:, i], read, state)
-            state = new if whole else torch.where(tokens.valid[:, i, None], new, state)
+            new = self._step(given[i], read, state)
+            state = new if whole else torch.where(real[i][:, None], new, state)
             states.append(state)
             reads.append(read)
             maps.append(weights)

@@ -16,6 +16,7 @@ from worldtokens.quality.linear import pooled_mel
 from worldtokens.tasks.text_scores import text_scores
 
 ABOUT = "speech to text: espeak-ng sentences and spoken captions, beside the nearest training sound's text"
+MOST = 1500  # training sounds among which the nearest is sought
 STAMPS = {"fr": "French", "es": "Spanish"}
 
 
@@ -91,8 +92,8 @@ def _measure(
 
 def _nearest(train: Sequence[Mapping], test: Sequence[Mapping]) -> list[str]:
     """For each test sound the text of the training sound with the nearest mean mel spectrum."""
-    known = [train[i] for i in range(len(train))]
-    a, b = (pooled_mel([row["audio"] for row in rows], 8000, 40, 6.0) for rows in (known, test))
+    known = [train[i] for i in range(min(MOST, len(train)))]
+    a, b = (pooled_mel([row["audio"] for row in rows], 11025, 40, 6.0) for rows in (known, test))
     mean, spread = a.mean(0), a.std(0).clamp(min=1e-6)
     found = torch.cdist((b - mean) / spread, (a - mean) / spread).argmin(1).tolist()
     texts = [known[i]["text"] for i in found]
