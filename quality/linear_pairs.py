@@ -87,10 +87,13 @@ class _Side:
         kept = power > 1e-9 * power.max()
         return cls(mean, turn[:, kept], power[kept])
 
-    def white(self, x: Tensor, strength: float) -> Tensor:
-        """(n, F) -> (n, R), directions weaker than `strength` times the mean variance held down."""
-        ridge = strength * self.power.mean()
-        return (x - self.mean) @ self.turn / (self.power + ridge).sqrt()
+    def turned(self, x: Tensor) -> Tensor:
+        """(n, F) -> (n, R)."""
+        return (x.double() - self.mean) @ self.turn
+
+    def gain(self, strength: float) -> Tensor:
+        """(R,): what makes the variances 1, directions weaker than `strength` times the mean variance held down."""
+        return (self.power + strength * self.power.mean()).rsqrt()
 
 
 def linear_pairs(
@@ -113,33 +116,34 @@ def linear_pairs(
     out: dict[str, float] = {}
     for a, b in itertools.combinations(train, 2):
         xa, xb = _matched(train[a], train[b])
-        side_a, side_b = _Side.of(xa), _Side.of(xb)
-        best = (-1.0,)
+        sides = _Side.of(xa), _Side.of(xb)
+        cross = sides[0].turned(xa).T @ sides[1].turned(xb) / len(xa)
+        held, asked = (
+            [
+                (side.turned(s[k][0]), [mate(i) for i in s[k][1]])
+                for side, k in zip(sides, (a, b), strict=True)
+            ]
+            for s in (validation, test)
+        )
+        best: tuple = (-1.0,)
         for ra, rb in itertools.product(STRENGTHS, STRENGTHS):
-            u, s, v = torch.linalg.svd(side_a.white(xa, ra).T @ side_b.white(xb, rb) / len(xa))
+            ga, gb = sides[0].gain(ra), sides[1].gain(rb)
+            u, s, v = torch.linalg.svd(ga[:, None] * cross * gb, full_matrices=False)
             for k in DIRECTIONS:
-                maps = [(side_a, ra, u[:, :k] * s[:k]), (side_b, rb, v[:k].T * s[:k])]
-                found = _measure(maps, (validation[a], validation[b]), (a, b), mate)
-                if found["mean/R@10"] > best[0]:
-                    best = (found["mean/R@10"], maps, (ra, rb, k))
+                maps = [ga[:, None] * u[:, :k] * s[:k], gb[:, None] * v[:k].T * s[:k]]
+                found = _measure(maps, held, (a, b))["mean/R@10"]
+                if found > best[0]:
+                    best = (found, maps, (ra, rb, k))
         say(f"linear model of {a} and {b}: regularised by {best[2][0]:g} and {best[2][1]:g}, {best[2][2]} directions, "
             f"{len(xa):,} pairs")  # fmt: skip
-        out |= _measure(best[1], (test[a], test[b]), (a, b), mate)
+        out |= _measure(best[1], asked, (a, b))
     tens = [v for k, v in out.items() if k.endswith("/R@10") and k != "mean/R@10"]
     return out | {"mean/R@10": sum(tens) / len(tens)}
 
 
-def _measure(
-    maps: Sequence[tuple[_Side, float, Tensor]],
-    things: Sequence[Things],
-    names: Sequence[str],
-    mate: Callable[[Hashable], Hashable],
-) -> dict[str, float]:
-    vectors, ids = {}, {}
-    for name, (side, strength, turn), (x, owner) in zip(names, maps, things, strict=True):
-        vectors[name] = F.normalize(side.white(x.double(), strength) @ turn, dim=-1)
-        ids[name] = [mate(i) for i in owner]
-    return between(vectors, ids)
+def _measure(maps: Sequence[Tensor], things: Sequence[Things], names: Sequence[str]) -> dict[str, float]:
+    vectors = {n: F.normalize(x @ m, dim=-1) for n, m, (x, _) in zip(names, maps, things, strict=True)}
+    return between(vectors, {n: ids for n, (_, ids) in zip(names, things, strict=True)})
 
 
 def _matched(a: Things, b: Things) -> tuple[Tensor, Tensor]:

@@ -128,15 +128,16 @@ def retrieval_table(figures: Mapping[str, float], title: str | None = None) -> T
 
     ways = list(dict.fromkeys(k.partition("/")[0] for k in figures if k.endswith("/median_rank")))
     at = sorted({int(k.rpartition("@")[2]) for k in figures if "/R@" in k and k.partition("/")[0] in ways})
-    table = Table(title=title)
-    table.add_column("find", no_wrap=True)
+    table = Table(title=title, caption="in percent; in brackets what a random order gives")
+    table.add_column("found", no_wrap=True)
     for k in at:
-        table.add_column(f"R@{k} %", justify="right")
-        table.add_column("chance", justify="right", style="dim")
-    table.add_column("median rank", justify="right")
+        table.add_column(f"R@{k}", justify="right", no_wrap=True)
+    table.add_column("median place", justify="right", no_wrap=True)
     for way in ways:
         of = int(figures[f"{way}/candidates"])
-        cells = [f"{100 * figures[f'{way}/{kind}@{k}']:.1f}" for k in at for kind in ("R", "chance")]
+        cells = [
+            f"{100 * figures[f'{way}/R@{k}']:.1f} ({100 * figures[f'{way}/chance@{k}']:.1f})" for k in at
+        ]
         a, _, b = way.partition("_to_")
         table.add_row(f"{b} by {a}", *cells, f"{figures[f'{way}/median_rank']:,.0f} of {of:,}")
     return table
