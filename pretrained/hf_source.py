@@ -88,8 +88,9 @@ class Source:
     @functools.cached_property
     def vocabulary(self) -> tokenizers.Tokenizer | None:
         """The vocabulary given, or the folder's: tokenizer.json, or BERT's vocab.txt. None where there is neither."""
-        given = self.tokenizer
+        given = getattr(self.processor, "tokenizer", None) if self.tokenizer is None else self.tokenizer
         if given is not None:
+            given = getattr(given, "tokenizer", given)  # of a processor that holds one
             return open_vocabulary(getattr(given, "backend_tokenizer", given))
         if self.folder is None:
             return None

@@ -244,6 +244,21 @@ def test_clips_own_words_where_none_are_given(clip_words):
     assert (ours.embed("text", texts) - want).abs().max() < 1e-5
 
 
+def test_a_processor_of_both_is_taken_whole(clip_words, tmp_path):
+    """CLIPProcessor, given or saved with the model (processor_config.json); a live model remembers its folder."""
+    sizes = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
+    both = hf.CLIPProcessor(hf.CLIPImageProcessorPil(**sizes), clip_words)
+    theirs = clip(clip_words)
+    for part in (both, theirs):
+        part.save_pretrained(tmp_path)
+    live = hf.CLIPModel.from_pretrained(tmp_path)
+    want = wt.from_hf(theirs, tokenizer=clip_words, processor=both.image_processor)
+    for ours in (wt.from_hf(theirs, processor=both), wt.from_hf(tmp_path), wt.from_hf(live)):
+        assert ours.tokenizers["image"].crop == 0.8
+        assert torch.equal(ours.embed("text", TEXTS), want.embed("text", TEXTS))
+        assert torch.equal(ours.embed("image", PICTURES), want.embed("image", PICTURES))
+
+
 def test_configs_and_buffers_of_the_first_clips(clip_words, tmp_path):
     """Settings in *_config_dict, counting buffers among the weights, sizes as plain numbers, no class told."""
     theirs = clip(clip_words)
