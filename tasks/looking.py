@@ -65,8 +65,12 @@ def look(model: EncoderDecoder, source: Mapping[str, Any], text: str) -> Looking
 
 
 def pieces(front: TextTokenizer, ids: Sequence[int]) -> list[str]:
-    """Each id spelt out; a part of a character shows as a replacement sign."""
-    return [front.spell(i).decode("utf-8", "replace") for i in ids]
+    """Each id spelt out; a part of a character, and what can't be printed, shows as a replacement sign."""
+    return [_shown(front.spell(i)) for i in ids]
+
+
+def _shown(spelt: bytes) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in spelt.decode("utf-8", "replace"))
 
 
 def words(front: TextTokenizer, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
@@ -79,4 +83,4 @@ def words(front: TextTokenizer, ids: Sequence[int]) -> list[tuple[str, list[int]
             found.append((spelt, [place]))
         else:
             found[-1] = (found[-1][0] + spelt, [*found[-1][1], place])
-    return [(w.decode("utf-8", "replace").strip(), places) for w, places in found]
+    return [(_shown(w.strip()), places) for w, places in found]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import worldtokens as wt
 from worldtokens.errors import InputError
 from worldtokens.tasks.encoder_decoder import beside, spread
+from worldtokens.tasks.looking import words
 from worldtokens.tasks.text_scores import text_scores
 
 WORDS = ["a", "red", "blue", "green", "ball", "cube", "star", "moon", "on", "under", "the", "table", "tree"]
@@ -134,7 +135,7 @@ def test_rows_may_lack_a_column_and_a_batch_is_its_rows(encoder):
     each = [model.token_losses(batch_of(model, [r])) for r in rows]
     total, count = model.token_losses(batch_of(model, rows))
     assert int(count) == sum(int(c) for _, c in each)
-    assert float(total) == pytest.approx(sum(float(t) for t, _ in each), rel=1e-5)
+    assert float(total.detach()) == pytest.approx(sum(float(t.detach()) for t, _ in each), rel=1e-5)
     sources = [r for r in rows if set(r) - {"text"}]
     for beams in (1, 3):
         whole = model.caption(sources, beams=beams, max_new_tokens=7)
@@ -267,6 +268,84 @@ def test_what_is_read_is_what_is_said(column, tmp_path):
     shuffled = model.evaluate([{**r, column: o[column]} for r, o in zip(test, others, strict=True)])
     assert shuffled["loss"] > 5 * figures["loss"]
     assert model.evaluate(test, beams=3)["exact"] >= 0.9
+
+
+def test_clips_are_read_too():
+    """Pictures, a sound and a clip as the source of one text: columns side by side, nothing else new."""
+    torch.manual_seed(0)
+    columns = {"image": image_front(), "video": wt.VideoTokenizer(32, tubelet=(2, 8, 8), frames=4, size=16)}
+    model = wt.Captioner(columns | {"text": text_front()}, decoder=decoder()).eval()
+    clip = (255 * torch.rand(6, 3, 16, 16)).to(torch.uint8)
+    rows = [{"image": picture(0), "video": clip, "text": "a red ball"}, {"video": clip, "text": "the moon"}]
+    assert model.encode(batch_of(model, rows)).valid.sum(1).tolist() == [4 + 8, 8]
+    whole = model.caption(rows, max_new_tokens=5)
+    assert whole == [model.caption([r], max_new_tokens=5)[0] for r in rows]
+
+
+def test_another_front_end_is_one_line_of_the_recipe(tmp_path):
+    """The shipped recipe for pictures with its one picture line exchanged trains on sounds and writes what they say."""
+    import wave
+
+    from worldtokens.training.recipe import RECIPES, Recipe
+
+    for i in range(12):
+        with wave.open(str(tmp_path / f"{i}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE)
+            file.writeframes((torch.tensor(sound(i)[0]) * 20000).short().numpy().tobytes())
+        (tmp_path / f"{i}.txt").write_text(f"{WORDS[i]} ball on the table")
+    lines = (RECIPES / "caption_pictures.yaml").read_text().splitlines()
+    (place,) = [i for i, line in enumerate(lines) if "ImageTokenizer" in line]
+    lines[place] = (
+        "      audio: {class: worldtokens.AudioTokenizer, args: {dim: 160, stem: frames, n_mels: 16}}"
+    )
+    (tmp_path / "speech.yaml").write_text("\n".join(lines))
+    words = ["--data.train", str(tmp_path), "--data.validation", "null", "--data.augment", "{}"]
+    words += ["--train.steps", "2", "--train.batch_size", "4", "--train.out", str(tmp_path / "run")]
+    words += ["--train.eval_every", "null", "--model.tokenizers.text.vocabulary", "{train: 300}"]
+    model, report = Recipe.read(str(tmp_path / "speech.yaml"), words).run()
+    assert report.steps == 2 and model.sources == ["audio"]
+    assert len(model.caption([str(tmp_path / "0.wav")], max_new_tokens=3)) == 1
+
+
+# ---- where it looked -----------------------------------------------------------------------------------------
+
+
+def test_words_are_put_together_from_their_ids():
+    front = text_front(start="<|start|>")
+    ids = front.read("the tablecloth treeé on").tolist()[1:]
+    found = words(front, ids)
+    assert [w for w, _ in found] == ["the", "tablecloth", "treeé", "on", "<|endoftext|>"]
+    assert [i for _, places in found for i in places] == list(range(len(ids)))
+
+
+def test_the_figure_shows_where_the_weight_lies(tmp_path):
+    """A decoder made to look at the upper right patch alone: there the picture stays light, elsewhere it is dark."""
+    from PIL import Image
+
+    from worldtokens.apps import attention_look
+
+    model = captioner().eval()
+    white = torch.full((16, 16, 3), 255, dtype=torch.uint8).numpy()
+    seen = model.look(white, "a red ball")
+    assert len(seen.written) == len(model.front.read("a red ball")) - 1
+    assert all(w.shape == (len(seen.written), 4) for w in seen.weights)
+    assert all(w.sum(1).allclose(torch.ones(len(w)), atol=1e-5) for w in seen.weights)
+    panel = type("Panel", (), {"imshow": lambda self, image: setattr(self, "image", image)})()
+    front = model.tokenizers["image"]
+    attention_look._picture(panel, front, front.read(white), seen, torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    assert (
+        panel.image[:4, 12:].min() > 0.8 and panel.image[9:].max() < 0.5 and panel.image[:4, :4].max() < 0.2
+    )
+    path = attention_look.attention_figure(model, [white, white], tmp_path / "looked.png")
+    assert Image.open(path).size[0] > 100
+    heard = captioner(("audio",))
+    assert (
+        Image.open(attention_look.attention_figure(heard, [sound(0)], tmp_path / "heard.png")).size[0] > 100
+    )
+    with pytest.raises(InputError, match="one picture or sound"):
+        attention_look.attention_figure(captioner(("image", "audio")), [], tmp_path / "no.png")
 
 
 # ---- the border ------------------------------------------------------------------------------------------------

@@ -223,6 +223,28 @@ def test_new_sentences_are_translated_and_aligned(kind, tmp_path):
         assert hits / seen > 0.7
 
 
+def test_the_alignment_is_drawn(tmp_path):
+    from PIL import Image
+
+    from worldtokens.apps.attention_look import alignment_figure
+
+    path = alignment_figure(translator("additive"), ["one red cat", "two dogs"], tmp_path / "alignment.png")
+    assert Image.open(path).size[0] > 100
+
+
+def test_a_learnt_dictionary_finds_the_words():
+    """IBM model 1 on a language of which each word has one counterpart, in another order."""
+    from worldtokens.quality.translation import Dictionary, by_length
+
+    rows = pairs("train")
+    found = Dictionary([(r["text"], r["target"]) for r in rows])
+    assert {w: found.best[w] for w in (*DIGITS, *THINGS, *COLOURS)} == {**DIGITS, **THINGS, **COLOURS}
+    assert found.translate("One red unicorn, two") == "Uno rojo unicorn, dos"
+    said = ["a b c d"] * 10 + ["x " * 12] * 10
+    curve = by_length(said, said[:10] + ["y " * 12] * 10, [[t] for t in said])
+    assert curve["0-9"] == pytest.approx(100) and curve["10-14"] < 5
+
+
 def test_what_has_no_attention_has_no_alignment():
     with pytest.raises(InputError, match="doesn't attend"):
         translator("fixed").align("one red cat")
