@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from worldtokens.backbone.packed import packed, packed_linear
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tasks.base import Task
@@ -312,10 +313,14 @@ class LanguageModel(Task):
         x = self.hidden({self.column: front.collate(ids).to(self.device)}, cache).x
         place = [last[:, None]]  # of the next token
 
+        how_many = len(ids), max(limits)
+        trunk = packed(self.trunk, *how_many)
+        head = packed_linear(self.head_weight, self.head_bias, *how_many)
+
         def step(new: Tensor) -> Tensor:
             tokens = front.wrap(front.embed(new[:, None], place[0]), (1,) * len(new), "causal")
             place[0] = place[0] + 1
-            return self.logits(self.hidden(cache.follow(tokens), cache).x[:, 0])
+            return head(trunk(cache.follow(tokens), cache=cache).x[:, 0])
 
         def select(rows: Tensor) -> None:
             cache.select(rows)
