@@ -1,9 +1,11 @@
 """CLIP over named columns: losses against open_clip's, figures by hand, what a person asks of it."""
 
 import io
+import json
 import math
 import subprocess
 import sys
+import wave
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 import worldtokens as wt
 from worldtokens.data import samples
 from worldtokens.tasks.retrieval import chance, ranks, summary
+from worldtokens.training.recipe import Recipe
 
 ROWS = samples.open("emoji", split="validation")[:24]
 
@@ -347,29 +350,43 @@ def test_a_batch_without_a_whole_modality_trains(column):
     assert all(p.grad is None for p in model.tokenizers[column].parameters())
 
 
-def test_a_front_end_in_place_of_another_is_one_line():
-    """Sounds in place of pictures: the same model, the same calls, one line changed."""
-    dim = 32
+RECIPE = """
+model:
+  class: worldtokens.CLIP
+  args:
+    tokenizers:
+      FRONT
+      text: {class: worldtokens.TextTokenizer, args: {vocabulary: clip, dim: 32, context: 8, end: <|endoftext|>}}
+    trunk: {class: worldtokens.Transformer, args: {dim: 32, depth: 2, heads: 2}}
+    dim: 16
+data: {train: rows.jsonl}
+optim: {lr: 3.0e-3}
+train: {out: run, steps: 60, batch_size: 6, tensorboard: false, device: cpu}
+"""
+FRONTS = {
+    "image": "image: {class: worldtokens.ImageTokenizer, args: {dim: 32, patch: 16, size: 64}}",
+    "audio": "audio: {class: worldtokens.AudioTokenizer, args: {dim: 32, n_mels: 40, seconds: 1.0}}",
+}
 
-    def learns(column, front, rows):
-        torch.manual_seed(0)
-        model = wt.CLIP(
-            {column: front, "text": wt.TextTokenizer.clip(dim=dim, context=8)}, wt.Transformer(dim, 2, 2), 16
-        )
-        optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-        batch = batch_of(model, rows)
-        for _ in range(60):
-            optimizer.zero_grad()
-            model.loss(batch)["loss"].backward()
-            optimizer.step()
-        return model.evaluate(rows)[f"text_to_{column}/R@1"]
 
-    tone = lambda i: (torch.sin(torch.arange(4800) * 0.03 * (i + 1)), 16000)  # noqa: E731
-    names = ["low", "high", "shrill", "deep", "soft", "bright"]
-    pictures = [{"image": ROWS[4 * i]["image"], "text": name} for i, name in enumerate(names)]
-    sounds = [{"audio": tone(i), "text": name} for i, name in enumerate(names)]
-    assert learns("image", wt.ImageTokenizer(dim, patch=16, size=64), pictures) == 1.0
-    assert learns("audio", wt.AudioTokenizer(dim, n_mels=40, seconds=1.0), sounds) == 1.0
+@pytest.mark.parametrize("column", FRONTS)
+def test_another_front_end_is_one_line_of_a_recipe(column, tmp_path, monkeypatch):
+    """Sounds in place of pictures: one line changed, the same files of rows; either learns what it is shown."""
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    for i, name in enumerate(("low", "high", "shrill", "deep", "soft", "bright")):
+        (tmp_path / f"{i}.png").write_bytes(ROWS[4 * i]["image"])
+        with wave.open(str(tmp_path / f"{i}.wav"), "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            tone = torch.sin(torch.arange(4800) * 0.03 * (i + 1)) * 20000
+            file.writeframes(tone.to(torch.int16).numpy().tobytes())
+        rows.append({"image": f"{i}.png", "audio": f"{i}.wav", "text": name})
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(r) for r in rows))
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("FRONT", FRONTS[column]))
+    recipe = Recipe.read("recipe.yaml")
+    model, report = recipe.run()
+    assert model.columns == [column, "text"] and report.steps == 60
+    assert model.evaluate(recipe.rows()[0])[f"text_to_{column}/R@1"] == 1.0
 
 
 def test_tokens_left_out_in_training_leave_answers_alone():
