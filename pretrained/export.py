@@ -110,6 +110,7 @@ class _Graph:
     model: nn.Module
     column: str
     front: Tokenizer
+    parts: dict[str, nn.Module]  # what `run` uses: a graph holds no other weights
     run: Callable[[Batch], Tensor]
     output: str
     inputs: dict[str, Tensor] = dataclasses.field(init=False)
@@ -149,7 +150,7 @@ class _Module(nn.Module):
 
     def __init__(self, graph: _Graph) -> None:
         super().__init__()
-        self.model, self.run = graph.model, graph.run
+        self.parts, self.run = nn.ModuleDict(graph.parts), graph.run
 
 
 class _Pictures(_Module):
@@ -200,12 +201,20 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
         raise InputError(
             "a Recurrent trunk's steps can't be a graph for any number of rows: use a Transformer"
         )
+    parts = {"front": front, "trunk": trunk}
     if isinstance(model, CLIP):
-        return _Graph(model, column, front, lambda batch: model.encode(column, batch), "embeddings")
-    if isinstance(model, Classifier):
-        output = "logits" if model.classes else "embeddings"
-        return _Graph(model, column, front, lambda batch: model({column: batch}), output)
-    return _Graph(model, column, front, model.features, "embeddings")
+        parts |= {"projection": model.projections[column]}
+        parts |= {"pool": model.pools[column]} if column in model.pools else {}
+        return _Graph(model, column, front, parts, lambda batch: model.encode(column, batch), "embeddings")
+    parts |= {
+        name: m for name, m in model.named_children() if name not in ("tokenizers", "tokenizer", "trunk")
+    }
+    if isinstance(model, Encoder):
+        return _Graph(model, column, front, parts, model.features, "embeddings")
+    output = "logits" if model.classes else "embeddings"
+    return _Graph(
+        model, column, front, parts, lambda batch: model.head(model.features({column: batch})), output
+    )
 
 
 def _picture(front: ImageTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:

@@ -124,6 +124,13 @@ MODELS = {
         wt.Transformer(32, 2, 4, kv_heads=2, norm="rms", activation="swiglu", bias=False, rope=1),
         5,
     ),
+    "texts in pairs, BERT's pooler": lambda: wt.Encoder(
+        wt.PairTokenizer(words()._rust, 32, context=24, start="<s>", end="<|endoftext|>"),
+        wt.Transformer(32, 2, 4, pre_norm=False, first_norm=True),
+        pool="first",
+        dim=32,
+        activation="tanh",
+    ),
     "text, window, attention pooling": lambda: wt.Classifier(
         words(), wt.Transformer(32, 2, 4, window=3.0), 5, pool=wt.AttentionPool(32, 4)
     ),
@@ -138,15 +145,16 @@ def test_what_a_trunk_may_be_made_of(name):
     """By torch.export alone: writing ONNX takes seconds a model."""
     model = randomised(MODELS[name]())
     program = wt.export_program(model).module()
+    encoder = isinstance(model, wt.Encoder)
     for rows, n in ((1, 1), (3, 9), (2, 24)):
-        if model.column == "image":
+        if not encoder and model.column == "image":
             batch = torch.randn(rows, 3, 32, 32)
             found = program(batch)
         else:
             lengths = torch.arange(n, n - rows, -1).clamp(min=1)
             batch = Batch(ids=torch.randint(0, 280, (rows, n)), lengths=tuple(lengths.tolist()))
             found = program(batch["ids"], lengths)
-        check(name, model({model.column: batch}), found)
+        check(name, model.features(batch) if encoder else model({model.column: batch}), found)
 
 
 @torch.no_grad()
@@ -165,10 +173,13 @@ def test_text_that_is_filled_up(tmp_path):
     )
 
 
-def test_an_export_changes_nothing_in_the_model():
+def test_an_export_changes_nothing_in_the_model_and_holds_one_tower():
     model = clip().train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    wt.export_program(model, "text")
+    program = wt.export_program(model, "text")
+    own = [model.tokenizers["text"], model.trunk, model.projections["text"]]
+    weights = sum(p.numel() for part in own for p in part.parameters())
+    assert sum(v.numel() for v in program.state_dict.values()) == weights
     assert model.training and model.trunk.blocks[0].training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
