@@ -13,7 +13,8 @@ import torch
 
 import worldtokens as wt
 from worldtokens.apps.sheet import Cell, Row, draw_sheet
-from worldtokens.data import samples
+from worldtokens.data.emoji import open_emoji
+from worldtokens.data.rows import Rows
 from worldtokens.quality.base import Result
 from worldtokens.quality.classifying import percent, read_recipe
 from worldtokens.training.loop import train
@@ -30,7 +31,7 @@ FAMILIAR += [
     "rainbow flag",
     "flag: Austria",
 ]
-FAMILIAR += ["flag: France", "waving hand: dark skin tone", "cat face", "soccer ball", "tangerine"]
+FAMILIAR += ["flag: France", "waving hand", "cat face", "soccer ball", "tangerine"]
 HELD_OUT = ["red heart", "black heart", "red square", "orange square", "purple circle", "black circle"]
 HELD_OUT += [
     "eight o’clock",
@@ -40,7 +41,7 @@ HELD_OUT += [
     "flag: Italy",
     "red apple",
 ]
-HELD_OUT += ["thumbs down: medium skin tone", "monkey face", "red triangle pointed up", "crescent moon"]
+HELD_OUT += ["thumbs down", "monkey face", "red triangle pointed up", "crescent moon"]
 
 
 def check(out: Path, scale: float = 1.0) -> list[Result]:
@@ -50,38 +51,41 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     `figures.json`, into `out`.
     """
     recipe = read_recipe("diffusion_emoji", out / "painter", scale)
-    side = recipe.values["model"]["args"]["tokenizers"]["image"]["args"]["size"]
-    model, minutes = trained(recipe)
-    size = ["--model.tokenizers.image.size", side, "--model.tokenizers.image.patch", side // 4]
-    size += ["--data.augment.image.0.size", side]
-    judge, _ = trained(read_recipe("clip_pictures", out / "judge", 0.8 * scale, 0, *map(str, size)))
-    rows = {split: list(samples.open("emoji", split=split)) for split in ("train", "validation", "test")}
+    # half of all pictures repeat another one with a skin tone
+    rows = {s: open_emoji(s, skin_tones=False) for s in ("train", "validation", "test")}
+    model, minutes = trained(recipe, rows["train"])
+    side = model.front.size[0]
+    judge, _ = trained(judging(out / "judge", side, scale))
     if scale < 1:
         rows = {k: v[:: max(1, round(1 / max(scale, 0.05)))] for k, v in rows.items()}
     test = rows["test"]
     asked = [caption(r) for r in test]
     losses = half(model.evaluate)(test)
     figures = {"losses": losses, "judge": judge.evaluate(test), "minutes": minutes}
-    for g in (0.0, 1.0, GUIDANCE):
-        pictures = half(model.sample)(asked, steps=STEPS, guidance=g)
-        figures[f"guidance {g:g}"] = agreement(judge, pictures, asked)
-    figures["captions exchanged"] = agreement(judge, pictures, asked[1:] + asked[:1])
     figures["real pictures"] = agreement(judge, [r["image"] for r in test], asked)
     known = [caption(r) for r in rows["train"][:: len(rows["train"]) // len(test)][: len(test)]]
-    pictures = half(model.sample)(known, steps=STEPS, guidance=GUIDANCE)
-    figures["training captions"] = agreement(judge, pictures, known)
+    for name, words, guidance in (
+        ("guidance 0", asked, 0.0),
+        ("guidance 1", asked, 1.0),
+        (best := f"guidance {GUIDANCE:g}", asked, GUIDANCE),
+        ("training captions", known, GUIDANCE),
+    ):
+        pictures = half(model.sample)(words * 2, steps=STEPS, guidance=guidance)  # two of each
+        figures[name] = agreement(judge, pictures, words * 2)
+        if name == best:
+            figures["captions exchanged"] = agreement(judge, pictures, (words[1:] + words[:1]) * 2)
     draw(model, judge, [r for part in rows.values() for r in part], out / "sheet.png")
     (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     cfg = model.trunk.cfg
     facts = {
-        "data": f"emoji at {side} x {side}, {len(rows['train']):,} train / {len(test)} test, split by what is shown",
+        "data": f"emoji without skin tones, at {side} x {side}, {len(rows['train']):,} train / {len(test)} test, split by what is shown",
         "size": f"{cfg.dim} wide, {cfg.depth} deep, patch {model.front.patch[0]}",
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": recipe.train.steps,
         "minutes": round(minutes, 1),
     }
     found = {k: percent(v["R@10"]) for k, v in figures.items() if isinstance(v, dict) and "R@10" in v}
-    best, chance = f"guidance {GUIDANCE:g}", percent(10 / len(test))
+    chance = percent(10 / len(test))
     judged = f"right caption among the judge's first 10 of {len(test)}, %"
     return [
         Result(
@@ -127,15 +131,24 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     ]
 
 
-def trained(recipe: Recipe) -> tuple[Any, float]:
-    """A recipe's model, gone on with where a start was stopped, and the minutes of processor time of all its starts."""
+def judging(out: Path, side: int, scale: float = 1.0) -> Recipe:
+    """How the judge is trained: the shipped CLIP at the painter's size."""
+    words = {"model.tokenizers.image.size": side, "model.tokenizers.image.patch": side // 4}
+    words["data.augment.image.0.size"] = side
+    given = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    return read_recipe("clip_pictures", out, 0.8 * scale, 0, *given)
+
+
+def trained(recipe: Recipe, rows: Rows | None = None) -> tuple[Any, float]:
+    """A recipe's model on its own rows or these, gone on with where a start was stopped, and the minutes of processor time of all its starts."""
     out = Path(recipe.train.out)
     spent, finished = out / "seconds.json", out / "finished"
     before = json.loads(spent.read_text()) if spent.exists() and (out / "last").exists() else 0.0
     if finished.exists() and finished.read_text() == str(recipe):
         return wt.load(out / "last"), before / 60
     settings = dataclasses.replace(recipe.train, resume=(out / "last").exists())
-    rows, held = recipe.rows()
+    own, held = recipe.rows()
+    rows = own if rows is None else rows
     model, augment = recipe.build(rows)
     began = time.process_time()
     try:
@@ -155,8 +168,9 @@ def caption(row: dict[str, Any]) -> str:
 @torch.no_grad()
 def agreement(judge: Any, pictures: Sequence[Any], asked: Sequence[str]) -> dict[str, float]:
     """How a judge places each picture's own caption among all of them."""
-    scores = judge.embed("image", list(pictures)).float() @ judge.embed("text", list(asked)).float().T
-    own = scores.diagonal()
+    names = list(dict.fromkeys(asked))
+    scores = judge.embed("image", list(pictures)).float() @ judge.embed("text", names).float().T
+    own = scores.gather(1, torch.tensor([[names.index(a)] for a in asked])).squeeze(1)
     place = (scores > own[:, None]).sum(1)
     return {
         "R@1": float((place < 1).float().mean()),

@@ -169,7 +169,8 @@ class Diffusion(Task):
             told = told + self.summary(context.pool("mean"))
         tokens = self.space.embed(self.front, x.to(self.out.weight.dtype))
         # pictures fill their rows, so they read each other without a mask, whatever the condition's lengths are
-        out = self.out(self.trunk(tokens, context=context, condition=told, kind="full").x)
+        kind = "full" if self.trunk.cfg.window is None else None
+        out = self.out(self.trunk(tokens, context=context, condition=told, kind=kind).x)
         out = self.space.unfold(self.front, out.float(), x)
         if self.predicts == "velocity":
             return out
@@ -293,7 +294,7 @@ class Diffusion(Task):
         try:
             for i in range(0, len(held), batch_size):
                 raws = [self.read(r) for r in held[i : i + batch_size]]
-                after = [self.read(held[j % len(held)]) for j in range(i + 1, i + 1 + len(raws))]
+                after = [*raws[1:], self.read(held[(i + len(raws)) % len(held)])]
                 batch = self.collate(raws).to(self.device)
                 ways = {"loss": self.condition(batch)}
                 if self.sources:
