@@ -70,8 +70,20 @@ SETS: dict[str, Sample] = {
         "made with apt's espeak-ng, 400 MB",
         open_spoken_sentences,
     ),
+    "verse_chapters": Sample(
+        "1,189 chapters of verses, English and Spanish; whole books held out",
+        "public domain",
+        "as verses",
+        functools.partial(open_verses, unit="chapter"),
+    ),
     "brown": Sample(
         "500 American English texts, 1.16 M words, 15 genres", "unclear: research", "npm, 11 MB", open_brown
+    ),
+    "brown_passages": Sample(
+        "2,524 passages of 25 sentences of the Brown corpus",
+        "unclear: research",
+        "as brown",
+        functools.partial(open_brown, unit="passage"),
     ),
     "furniture": Sample(
         "820 meshes with icons and names, 12 categories",

