@@ -3,7 +3,7 @@
     python examples/surgery.py [--steps 800]
 
 A classifier learns handwritten digits; then it reads them at twice the size without learning again, learns negatives
-through 2 % of its weights, and answers from ONNX.
+through a twentieth of its weights, and answers from ONNX.
 """
 
 import argparse
@@ -48,7 +48,7 @@ print(f"the same digits enlarged to 40, patches of 8: {large.evaluate(test)['top
 read = model.tokenizers["image"].read
 negative = [[{**row, "image": 255 - read(row["image"])} for row in rows] for rows in (train, test)]
 print(f"negatives, before: {model.evaluate(negative[1])['top1']:.1%} right")
-adapter = peft.LoraConfig(r=4, lora_alpha=8, target_modules=r"tokenizers\.image\.proj|trunk\..*\.(qkv|fc1)")
+adapter = peft.LoraConfig(r=4, target_modules=r"tokenizers\.image\.proj|trunk\..*\.(qkv|proj|fc1|fc2)")
 peft.inject_adapter_in_model(adapter, model)
 share = sum(p.numel() for p in model.parameters() if p.requires_grad) / sum(
     p.numel() for p in model.parameters()

@@ -183,19 +183,20 @@ def resize_context(
             f"context={context!r} and keep={keep}, expected whole numbers, keep below both contexts"
         )
     before, tensors = front.context, {}
+    changes: dict[str, Any] = {"vocabulary": front._rust, "context": context}
     if front.position is not None:
-        table = front.position.detach()[:before]
+        table = front.position.detach()  # (places, D); a BERT's may have more places than its context
         if how == "new":
+            size = max(len(table), context) if "places" in front._args else context
             g = torch.Generator().manual_seed(0)
-            more = _like(table.double(), max(0, context - before), 1.0, g).to(table)
-            tensors["position"] = torch.cat([table[:context], more])
+            more = _like(table.double(), max(0, size - len(table)), 1.0, g).to(table)
+            tensors["position"] = torch.cat([table[:size], more])
         else:
-            rest = table[keep:].float().T[None]
+            rest = table[keep:before].float().T[None]
             rest = nn.functional.interpolate(rest, size=context - keep, mode="linear", align_corners=True)
             tensors["position"] = torch.cat([table[:keep], rest[0].T.to(table)])
-    changes: dict[str, Any] = {"vocabulary": front._rust, "context": context}
-    if "places" in front._args:
-        changes["places"] = None
+        if "places" in front._args:
+            changes["places"] = len(tensors["position"])
     remake(front, changes, tensors)
     for owner in owners(model, front):
         if "context" in owner._args:

@@ -271,6 +271,38 @@ def test_longer_texts(tmp_path):
             wt.resize_context(front, **wrong)
 
 
+def test_a_berts_spare_places_are_used_first():
+    front = wt.PairTokenizer(words()._rust, 24, context=8, places=12, start="<s>", end="<|endoftext|>")
+    table = front.position.detach().clone()
+    wt.resize_context(front, 10, how="new")
+    assert front.context == 10 and torch.equal(front.position, table)
+    wt.resize_context(front, 15, how="new")
+    assert front.position.shape == (15, 24) and torch.equal(front.position[:12], table)
+    front = wt.PairTokenizer(words()._rust, 24, context=8, places=12, start="<s>", end="<|endoftext|>")
+    table = front.position.detach().clone()
+    wt.resize_context(front, 15)
+    torch.testing.assert_close(front.position[::2], table[:8])
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_published_encoder_keeps_its_vectors(tmp_path):
+    """all-MiniLM-L6-v2 with a twelfth of its vocabulary, with a new word, with a longer context: the same vectors of 50
+    verses, to the bit."""
+    verses = wt.open_rows("verses", split="test")
+    texts = [verses[i]["target"] for i in range(0, 200, 4)]
+    model = wt.from_hf(wt.weights("minilm"))
+    want, count = model.embed(texts), sum(p.numel() for p in model.parameters())
+    small = copy.deepcopy(model)
+    ids = wt.shrink_vocabulary(small, texts)
+    assert len(ids) < 3000 and sum(p.numel() for p in small.parameters()) < 0.55 * count
+    assert torch.equal(small.embed(texts), want)
+    assert torch.equal(again(small, tmp_path).embed(texts), want)
+    (new,) = wt.grow_vocabulary(model, ["axolotl"])
+    wt.resize_context(model, 300, how="new")
+    assert new in model.tokenizer.read("an axolotl").tolist() and torch.equal(model.embed(texts), want)
+
+
 # ---- freezing ------------------------------------------------------------------------------------------------
 
 
