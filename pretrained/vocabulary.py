@@ -18,7 +18,7 @@ from worldtokens.pretrained.surgery import find_front, owners, remake
 from worldtokens.tokenizers.text import TextTokenizer
 
 CHUNK = 4096  # new rows drawn at a time
-HELD_IDS = ("prefix", "suppress", "suppress_first")  # arguments of tasks that may hold ids
+HELD_IDS = ("prefix", "suppress", "suppress_first")  # arguments of tasks that write: lists of ids
 
 
 def grow_vocabulary(
@@ -86,8 +86,8 @@ def shrink_vocabulary(
 ) -> list[int]:
     """Leave out the tokens that some texts don't need: these texts are read as before, others in smaller pieces.
 
-    Kept are the tokens of the texts, all that these are merged from, single bytes or letters, and added tokens. Ids are
-    counted anew.
+    Kept are the tokens of the texts, all that these are merged from, single bytes or letters, added tokens, and those that a
+    task begins with or suppresses. Ids are counted anew.
 
     Args:
         model: as in `grow_vocabulary`; its vocabulary is of byte pairs or WordPiece.
@@ -99,16 +99,9 @@ def shrink_vocabulary(
         The old id of every new one.
 
     Raises:
-        InputError: another kind of vocabulary, a token to keep that isn't there, or a task that holds ids.
+        InputError: another kind of vocabulary, or a token to keep that isn't there.
     """
     front = find_front(model, TextTokenizer, column)
-    for owner in owners(model, front):
-        for name in HELD_IDS:
-            if any(isinstance(i, int) for i in getattr(owner, "_args", {}).get(name) or ()):
-                raise InputError(
-                    f"{type(owner).__name__}({name}=) holds ids, which change with the vocabulary: name tokens there, "
-                    "or build the task anew"
-                )
     data = json.loads(front._rust.to_str())
     vocab = data["model"].get("vocab")
     if data["model"]["type"] not in ("BPE", "WordPiece"):
@@ -122,7 +115,8 @@ def shrink_vocabulary(
     rows = front.encode_batch(texts, context=1 << 62) if texts else []
     needed = {front._rust.id_to_token(i) for i in {i for row in rows for i in row}} | set(keep)
     needed |= {t["content"] for t in data["added_tokens"]}
-    needed |= {front._rust.id_to_token(front.pad_id)}
+    held = {i for owner in owners(model, front) for ids in _held(owner, front).values() for i in ids}
+    needed |= {front._rust.id_to_token(i) for i in held | {front.pad_id} if type(i) is int}
     if (unknown := data["model"].get("unk_token")) is not None:
         needed.add(unknown)
     if data["model"]["type"] == "BPE":
@@ -148,7 +142,7 @@ def shrink_vocabulary(
             raise InputError(f"{name} is {tuple(value.shape)}: expected a table of {old} tokens")
         return value[old_ids]
 
-    _speak(model, front, rust, size, fit, None)
+    _speak(model, front, rust, size, fit, None, new_id)
     return old_ids
 
 
@@ -209,7 +203,13 @@ def resize_context(
 
 
 def _speak(
-    model: nn.Module, front: TextTokenizer, rust: tokenizers.Tokenizer, size: int, fit: Any, draw: Any
+    model: nn.Module,
+    front: TextTokenizer,
+    rust: tokenizers.Tokenizer,
+    size: int,
+    fit: Any,
+    draw: Any,
+    new_id: Mapping[int, int] | None = None,
 ) -> None:
     """Give the front-end its new vocabulary, and what is built on it as many rows."""
     before = front.vocab_size
@@ -221,14 +221,26 @@ def _speak(
         with torch.no_grad():
             front.embedding.weight.copy_(draw(front.embedding.weight.detach()))
     for owner in owners(model, front):
-        spoken = _spoken(owner, before) if getattr(owner, "front", None) is front else []
-        if spoken or any(k in owner._args for k in HELD_IDS):
-            remake(owner, {}, fit=fit)
-            if draw is not None:
-                with torch.no_grad():
-                    for name in spoken:
-                        value = owner.get_parameter(name)
-                        value.copy_(draw(value.detach()))
+        if getattr(owner, "front", None) is not front:  # it reads the words and writes none
+            continue
+        held = _held(owner, front)
+        if new_id is not None:
+            held = {k: [new_id.get(i, i) for i in ids] for k, ids in held.items()}
+        spoken = _spoken(owner, before)
+        remake(owner, held, fit=fit)
+        if draw is not None:
+            with torch.no_grad():
+                for name in spoken:
+                    value = owner.get_parameter(name)
+                    value.copy_(draw(value.detach()))
+
+
+def _held(owner: Part, front: TextTokenizer) -> dict[str, list[int]]:
+    """The ids of this front-end that a task's arguments hold."""
+    if getattr(owner, "front", None) is not front:
+        return {}
+    args = owner.config_args()
+    return {k: list(args[k]) for k in HELD_IDS if args.get(k)}
 
 
 def _spoken(owner: Part, size: int) -> list[str]:

@@ -74,21 +74,23 @@ def test_an_enlarged_picture_gives_the_same_tokens():
     torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-4)
 
 
-def test_a_model_at_another_size_equals_timms_own(tmp_path):
-    """timm's model made at the new size, with its own resampling on loading, against ours changed after."""
+@pytest.mark.parametrize(
+    "name,prefix", [("vit_tiny_patch16_224", 1), ("vit_betwixt_patch16_reg4_gap_256", 0)]
+)
+def test_a_model_at_another_size_equals_timms_own(name, prefix, tmp_path):
+    """timm's model made at the new size, with its own resampling, against ours changed after. A class token's position
+    stands before the grid's, four registers have none: either is kept apart."""
     small = {"patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 7}
-    theirs = randomised(timm.create_model("vit_tiny_patch16_224", img_size=(32, 48), **small))
+    theirs = randomised(timm.create_model(name, img_size=(32, 48), **small))
     ours = wt.from_timm(theirs)
     for size, patch in (((64, 40), 8), ((48, 48), 16), ((30, 36), 6)):
         weights = dict(theirs.state_dict())
         grid = [s // patch for s in size]
-        weights["pos_embed"] = resample_abs_pos_embed(weights["pos_embed"], grid, [4, 6], 1)
+        weights["pos_embed"] = resample_abs_pos_embed(weights["pos_embed"], grid, [4, 6], prefix)
         weights["patch_embed.proj.weight"] = resample_patch_embed(
             weights["patch_embed.proj.weight"], [patch] * 2
         )
-        wanted = timm.create_model(
-            "vit_tiny_patch16_224", img_size=size, **{**small, "patch_size": patch}
-        ).eval()
+        wanted = timm.create_model(name, img_size=size, **{**small, "patch_size": patch}).eval()
         wanted.load_state_dict(weights)
         changed = wt.resize_pictures(copy.deepcopy(ours), size=size, patch=patch)
         x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(3))
@@ -203,7 +205,7 @@ def test_special_words_are_never_spelled_by_a_text():
             wt.grow_vocabulary(model, wrong) if wrong != ["cat"] else wt.grow_vocabulary(model, ["<picture>"])
 
 
-def test_new_words_in_clips_own_vocabulary():
+def test_new_words_in_clips_own_vocabulary(tmp_path):
     """A word that isn't special is one token there too, and what doesn't hold it is read as before."""
     front = wt.TextTokenizer.clip(dim=8)
     before = front.encode_batch(["two cats & a dog", "an axolotl"])
@@ -211,6 +213,41 @@ def test_new_words_in_clips_own_vocabulary():
     assert new == 49408 and front.embedding.weight.shape == (49409, 8)
     assert front.encode_batch(["two cats & a dog"]) == before[:1]
     assert new in front.encode_batch(["an Axolotl"])[0]
+    assert again(front, tmp_path).encode_batch(["an Axolotl"]) == front.encode_batch(["an Axolotl"])
+
+
+def test_new_and_fewer_words_for_a_captioner(tmp_path):
+    """Its head has weights of its own, and every caption begins with an id that the task holds."""
+    fronts = {"image": wt.ImageTokenizer(24, patch=8, size=16), "text": words()}
+    model = wt.Captioner(fronts, wt.Transformer(24, 1, 4, cross=True), tied=False)
+    randomised(model)
+    picture = torch.randint(
+        0, 256, (3, 16, 16), generator=torch.Generator().manual_seed(5), dtype=torch.uint8
+    )
+    texts = ["a cat sat", "the lazy dog"]
+    rows = [{"image": picture, "text": t} for t in texts]
+
+    def losses() -> list[float]:
+        with torch.no_grad():
+            return [float(model.loss(model.collate([model.read(r)]))["loss"]) for r in rows]
+
+    before, old = losses(), fronts["text"].vocab_size
+    wt.grow_vocabulary(model, ["axolotl"], special=True)
+    assert model.head.weight.shape == (old + 1, 24) and model.prefix == [fronts["text"].start_id]
+    with torch.no_grad():
+        model.head.weight[-1] = (
+            0  # a word that takes part in the softmax: never likely against logits of tens
+        )
+    more = losses()
+    assert all(b <= m < b + 3 for b, m in zip(before, more, strict=True))
+    ids = wt.shrink_vocabulary(model, texts)
+    assert model.head.weight.shape == (len(ids), 24) and model.prefix == [fronts["text"].start_id]
+    assert all(f < m for f, m in zip(losses(), more, strict=True))  # fewer words to be mistaken for
+    assert again(model, tmp_path).prefix == model.prefix
+    dog = fronts["text"]._rust.token_to_id("g")
+    held = wt.Captioner(fronts, wt.Transformer(24, 1, 4, cross=True), suppress=[dog])
+    wt.shrink_vocabulary(held, ["a cat"])  # "g" is kept, under another number
+    assert held.suppress == [fronts["text"]._rust.token_to_id("g")]
 
 
 def test_a_shrunk_vocabulary_reads_its_texts_as_before(tmp_path):
