@@ -1,0 +1,108 @@
+"""Small language models beside a Kneser-Ney 5-gram on the same pieces and an LSTM of as many parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from worldtokens.quality.base import Result
+from worldtokens.quality.classifying import read_recipe, train_recipe
+from worldtokens.quality.kneser_ney import KneserNey
+from worldtokens.tasks.language_model import LanguageModel
+from worldtokens.training.recipe import Recipe
+from worldtokens.training.settings import autocast_type
+
+ABOUT = "language models of Bible verses and the Brown corpus, beside a Kneser-Ney 5-gram and an LSTM"
+SETS = {"verses": "Bible verses, whole books held out", "brown": "Brown corpus, whole texts held out"}
+
+
+def check(out: Path, scale: float = 1.0, sets: Sequence[str] = tuple(SETS)) -> list[Result]:
+    """Ours, the LSTM on the same batches, and the 5-gram on the whole training text, for each set.
+
+    Args:
+        sets: of `SETS`.
+    """
+    return [result for name in sets for result in _one(name, out, scale)]
+
+
+def _one(name: str, out: Path, scale: float) -> list[Result]:
+    recipe = read_recipe(f"lm_{name}", out / name, scale)
+    rows, held = recipe.rows()
+    test = rows_of(recipe, "test")
+    ours, report = train_recipe(recipe, rows, held)
+    figures = evaluated(ours, test, recipe)
+    count = sum(p.numel() for p in ours.parameters())
+    grams = five_gram(ours, rows, test)
+    lstm_recipe = read_recipe(
+        f"lm_{name}", out / f"{name}_lstm", scale, 0, *lstm(ours.front.vocab_size, count)
+    )
+    peer, _ = train_recipe(lstm_recipe, rows, held)
+    peer_figures = evaluated(peer, test, lstm_recipe)
+    tokens = recipe.train.steps * recipe.train.batch_size * sum(map(len, ids_of(ours, rows))) // len(rows)
+    facts = {
+        "task": f"LanguageModel: {SETS[name]}",
+        "data": f"{name}, {len(rows):,} train / {len(test)} test, {figures['bytes']:,.0f} bytes to tell",
+        "size": f"{ours.trunk.dim} wide, {ours.trunk.cfg.depth} deep, {ours.front.vocab_size:,} pieces",
+        "parameters": count,
+        "steps": report.steps,
+        "minutes": round(report.seconds / 60, 1),
+        "metric": "bits per byte",
+        "value": round(figures["bits_per_byte"], 4),
+        "better": "lower",
+    }
+    seen = f"perplexity of a piece {figures['perplexity']:.1f}; about {tokens / 1e6:.1f} million pieces read"
+    parts = sum(p.numel() for p in peer.parameters())
+    return [
+        Result(
+            baseline="interpolated Kneser-Ney 5-gram, all of the training text",
+            baseline_value=round(grams, 4),
+            note=seen,
+            **facts,
+        ),
+        Result(
+            baseline=f"LSTM, {peer.trunk.dim} wide, {peer.trunk.rnn.num_layers} deep, {parts:,} parameters, same batches",
+            baseline_value=round(peer_figures["bits_per_byte"], 4),
+            note=f"the LSTM's perplexity of a piece {peer_figures['perplexity']:.1f}",
+            **facts,
+        ),
+    ]
+
+
+def lstm(vocabulary: int, parameters: int, depth: int = 1) -> list[str]:
+    """Changes of a recipe that put an LSTM in the trunk's place, as wide as `parameters` in all allow."""
+    width = max(
+        range(8, 4096, 8), key=lambda d: -abs(d * vocabulary + depth * (8 * d * d + 8 * d) - parameters)
+    )
+    trunk = f"{{class: worldtokens.Recurrent, args: {{kind: lstm, dim: {width}, depth: {depth}}}}}"
+    words = ["--model.trunk", trunk, "--model.tokenizer.dim", str(width)]
+    return [*words, "--model.tokenizer.positions", "none"]
+
+
+def rows_of(recipe: Recipe, split: str):
+    """Another side of a recipe's set."""
+    from worldtokens.data.manifests import open_rows
+
+    return open_rows(**{**recipe.values["data"]["train"], "split": split})
+
+
+def ids_of(model: LanguageModel, rows) -> list[list[int]]:
+    """Every row's ids, start and end token with them."""
+    return [model.read(rows[i])[model.column].tolist() for i in range(len(rows))]
+
+
+def evaluated(model: LanguageModel, rows, recipe: Recipe) -> dict[str, float]:
+    """Figures in the precision that the model was trained in."""
+    dtype = autocast_type(recipe.train.precision, model.device)
+    with torch.autocast(model.device.type, dtype, enabled=dtype is not None):
+        return model.evaluate(rows, recipe.train.eval_batch_size)
+
+
+def five_gram(model: LanguageModel, rows, test) -> float:
+    """Bits per byte of a Kneser-Ney 5-gram on the same pieces."""
+    grams = KneserNey(ids_of(model, rows), model.front.vocab_size, 5)
+    nats = -grams.log_probabilities(ids_of(model, test)).sum()
+    size = sum(len(model.front.decode(ids).encode()) for ids in ids_of(model, test))
+    return float(nats) / math.log(2) / size
