@@ -142,7 +142,8 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         before = config["pad_token_id"] + 1
         places -= before
         table = "embeddings.position_embeddings.weight"
-        weights[table] = weights[table][before:] if table in weights else torch.zeros(0)
+        if table in weights:  # what is absent is told by `fill`
+            weights[table] = weights[table][before:]
     steps = _steps(source)
     front = PairTokenizer(
         **_words(config, source),

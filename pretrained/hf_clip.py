@@ -137,20 +137,9 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         # CLIP's width of the common space is told once
         inner.append(part | {"projection_dim": config.get("projection_dim", 512)})
     out = {k: weights.pop(k).reshape(()) for k in ("logit_scale", "logit_bias") if k in weights}
-    text = {
-        k.removeprefix("text_model."): v
-        for k, v in weights.items()
-        if k.startswith(("text_model.", "text_proj"))
-    }
-    image = {
-        k.removeprefix("vision_model."): v
-        for k, v in weights.items()
-        if k.startswith(("vision_model.", "visual_proj"))
-    }
-    rest = [
-        k for k in weights if not k.startswith(("text_model.", "text_proj", "vision_model.", "visual_proj"))
-    ]
-    mapping.rename({k: weights[k] for k in rest}, {}, source.name)  # none is expected
+    text = _under(weights, "text_model.", "text_projection.")
+    image = _under(weights, "vision_model.", "visual_projection.")
+    mapping.rename(weights, {}, source.name)  # none is left
     t = _text(inner[0], text, family, True, source)
     i = _image(inner[1], image, family, True, source)
     kinds = {"text": _projection(t[2]), "image": _projection(i[2])}
@@ -167,6 +156,12 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         out |= mapping.placed(found, {k: f"{v}.{column}." for k, v in places.items()})
     mapping.fill(model, out, source.name)
     return model
+
+
+def _under(weights: dict[str, Tensor], tower: str, projection: str) -> dict[str, Tensor]:
+    """Take one tower's weights out, without its prefix, and its projection's."""
+    keys = [k for k in weights if k.startswith((tower, projection))]
+    return {k.removeprefix(tower): weights.pop(k) for k in keys}
 
 
 def _counts(key: str, value: Tensor, source: Source) -> bool:

@@ -345,6 +345,8 @@ def test_what_cannot_be_carried_is_an_error_that_names_it(tmp_path):
         "vit_base_patch16_siglip_256.webli",
         "vit_small_patch14_reg4_dinov2.lvd142m",
         "eva02_small_patch14_336.mim_in22k_ft_in1k",
+        "vit_small_patch16_dinov3.lvd1689m",
+        "deit_small_distilled_patch16_224.fb_in1k",
     ],
 )
 def test_published_sizes_within_1e_4(name):
