@@ -72,7 +72,9 @@ def from_hf(
     Raises:
         InputError: the source can't be found, or is an architecture, a setting or a weight that isn't supported; named.
     """
-    if not isinstance(source, nn.Module) and Path(source).suffix in FILES and Path(source).is_file():
+    if not isinstance(source, nn.Module) and Path(source).suffix in FILES:
+        if not Path(source).is_file():
+            raise InputError(f"there is no file {str(source)!r}")
         return _found(FILES[Path(source).suffix])(Path(source), tokenizer)
     config, weights, opened = open_source(source, tokenizer, processor)
     kind = config.get("model_type")

@@ -278,6 +278,8 @@ def test_what_people_say_never_becomes_a_control_token(vocabulary, tmp_path):
 def test_damaged_gguf_files_are_refused_in_one_sentence(vocabulary, tmp_path):
     """Cut anywhere, of another kind, with a tensor too few or too many: the file and what is wrong are named."""
     theirs, path = made("llama", TINY), tmp_path / "m.gguf"
+    with pytest.raises(wt.InputError, match="no file"):
+        wt.from_hf(path)
 
     def refused(match: str) -> None:
         with pytest.raises(wt.InputError, match=match) as e:
