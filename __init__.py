@@ -48,6 +48,8 @@ _HOME = {
     "VectorQuantizer": "tokenizers.quantize",
     "VideoTokenizer": "tokenizers.video",
     "ViewTokenizer": "tokenizers.views",
+    "alignment_figure": "apps.attention_look",
+    "attention_figure": "apps.attention_look",
     "attention_maps": "backbone.maps",
     "build": "parts",
     "draw_confusion": "apps.confusion",
@@ -99,6 +101,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from worldtokens.apps.attention_look import alignment_figure, attention_figure
     from worldtokens.apps.confusion import draw_confusion
     from worldtokens.backbone.additive import AdditiveDecoder
     from worldtokens.backbone.config import TransformerConfig

@@ -7,7 +7,6 @@ python examples/caption.py --speech         # sentences said by espeak-ng: about
 import argparse
 
 import worldtokens as wt
-from worldtokens.apps.attention_look import attention_figure
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--speech", action="store_true", help="write down speech instead")
@@ -51,5 +50,6 @@ for row, greedy, searched in zip(some, model.caption(some), model.caption(some, 
     right = row["text"][0] if isinstance(row["text"], list) else row["text"]
     print(f"{right}: {greedy!r}, with four beams {searched!r}")
 print(
-    "where it looked:", attention_figure(model, [row[column] for row in some[:4]], "runs/caption/looked.png")
+    "where it looked:",
+    wt.attention_figure(model, [row[column] for row in some[:4]], "runs/caption/looked.png"),
 )

@@ -7,7 +7,6 @@ python examples/translate.py --trunks additive      # as Bahdanau et al. 2015; o
 import argparse
 
 import worldtokens as wt
-from worldtokens.apps.attention_look import alignment_figure
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--trunks", choices=["transformer", "additive", "fixed"], default="transformer")
@@ -49,4 +48,4 @@ print({name: round(value, 2) for name, value in model.evaluate(some).items()})
 for row, said in zip(some, model.translate([r["text"] for r in some], beams=4), strict=True):
     print(f"{row['text']}\n  {said}\n  ({row['target']})")
 if args.trunks != "fixed":
-    print("who looked where:", alignment_figure(model, [some[0]["text"]], "runs/translate/alignment.png"))
+    print("who looked where:", wt.alignment_figure(model, [some[0]["text"]], "runs/translate/alignment.png"))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import worldtokens as wt
 from worldtokens.errors import InputError
-from worldtokens.tasks.encoder_decoder import beside, spread
+from worldtokens.tasks.joining import beside, spread
 from worldtokens.tasks.looking import words
 from worldtokens.tasks.text_scores import text_scores
 
