@@ -55,6 +55,8 @@ class TimmViT(Classifier):
             depth=depth,
             num_heads=heads,
             drop_path_rate=drop_path,
+            class_token=tokenizer.class_token is not None,
+            global_pool="avg" if tokenizer.class_token is None else "token",
         )
         self.head = nn.Identity()
 

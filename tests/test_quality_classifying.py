@@ -4,9 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import worldtokens as wt
+from worldtokens.data import samples
+from worldtokens.quality.digits import TimmViT
 from worldtokens.quality.furniture_classes import GRID, occupancy
 from worldtokens.quality.linear import classes_of, figures, fit, fit_best, pooled_mel
 from worldtokens.quality.motion import mean_frames
+from worldtokens.tasks.mixing import pictures_of
 
 
 def blobs(n=300, seed=0):
@@ -55,3 +59,21 @@ def test_occupancy_and_mean_frames():
     clip = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
     clip[1, :4, :4, 0] = 255
     assert mean_frames([{"video": clip.numpy()}])[0].tolist() == [0.5, *[0.0] * 11]
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_timms_vit_reads_the_same_pixels_and_is_of_our_size(class_token):
+    torch.manual_seed(0)
+    front = wt.ImageTokenizer(32, patch=4, size=20, class_token=class_token, draft=False)
+    ours = wt.Classifier(front, wt.Transformer(32, 2, 2), 10, label="class")
+    theirs = TimmViT(
+        wt.ImageTokenizer(**front._args), [str(i) for i in range(10)], "class", 0.0, 32, 2, 2, 0.0
+    )
+    rows = [{"image": r["image"], "class": r["class"]} for r in samples.open("digits", split="test")[:3]]
+    batch = theirs.collate([theirs.read(r) for r in rows])
+    pixels = pictures_of(front, batch["image"])
+    assert (theirs.eval()(batch) - theirs.trunk(pixels)).abs().max() < 1e-6
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (ours, theirs.trunk)]
+    assert abs(sizes[0] - sizes[1]) <= 2 * 32
+    trained = [n for n, p in theirs.named_parameters() if p.requires_grad]
+    assert trained and all(n.startswith("trunk.") for n in trained)
