@@ -325,7 +325,7 @@ def test_a_berts_spare_places_are_used_first():
 @pytest.mark.network
 def test_a_published_encoder_keeps_its_vectors(tmp_path):
     """all-MiniLM-L6-v2 with a twelfth of its vocabulary, with a new word, with a longer context: the same vectors of 50
-    verses, to the bit."""
+    verses (difference found: 0)."""
     verses = wt.open_rows("verses", split="test")
     texts = [verses[i]["target"] for i in range(0, 200, 4)]
     model = wt.from_hf(wt.weights("minilm"))
@@ -333,11 +333,35 @@ def test_a_published_encoder_keeps_its_vectors(tmp_path):
     small = copy.deepcopy(model)
     ids = wt.shrink_vocabulary(small, texts)
     assert len(ids) < 3000 and sum(p.numel() for p in small.parameters()) < 0.55 * count
-    assert torch.equal(small.embed(texts), want)
-    assert torch.equal(again(small, tmp_path).embed(texts), want)
+    torch.testing.assert_close(small.embed(texts), want, atol=1e-6, rtol=0)
+    torch.testing.assert_close(again(small, tmp_path).embed(texts), want, atol=1e-6, rtol=0)
     (new,) = wt.grow_vocabulary(model, ["axolotl"])
     wt.resize_context(model, 300, how="new")
-    assert new in model.tokenizer.read("an axolotl").tolist() and torch.equal(model.embed(texts), want)
+    assert new in model.tokenizer.read("an axolotl").tolist()
+    torch.testing.assert_close(model.embed(texts), want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@torch.no_grad()
+def test_a_published_language_model_keeps_its_logits():
+    """SmolLM2-135M with one control token more, then with the 300 tokens that two sentences need: the same logits (of up to 30)."""
+    model = wt.from_hf(wt.weights("smollm2"))
+    texts = ["The capital of France is Paris.", "Water boils at 100 degrees."]
+
+    def logits(text: str) -> torch.Tensor:
+        ids = model.front.read(text)
+        return model({model.column: Batch(ids=ids[None], lengths=(len(ids),))})
+
+    want = logits(texts[0])
+    assert wt.grow_vocabulary(model, ["<tool>"], special=True) == [49152]
+    grown = logits(texts[0])
+    torch.testing.assert_close(grown[..., :49152], want, atol=1e-4, rtol=0)
+    ids = wt.shrink_vocabulary(model, texts)
+    assert len(ids) < 320
+    torch.testing.assert_close(logits(texts[0]), grown[..., ids], atol=1e-4, rtol=0)
+    wt.resize_context(model, 4096)
+    assert model.context == model.front.context == 4096
 
 
 # ---- freezing ------------------------------------------------------------------------------------------------
