@@ -32,6 +32,7 @@ _HOME = {
     "PairTokenizer": "tokenizers.pairs",
     "Part": "parts",
     "PointTokenizer": "tokenizers.points",
+    "Projector": "backbone.projector",
     "Recurrent": "backbone.recurrent",
     "Reduced": "tokenizers.reduce",
     "Resampler": "backbone.resampler",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from worldtokens.backbone.config import TransformerConfig
     from worldtokens.backbone.maps import attention_maps
     from worldtokens.backbone.pooling import AttentionPool
+    from worldtokens.backbone.projector import Projector
     from worldtokens.backbone.recurrent import Recurrent
     from worldtokens.backbone.resampler import Resampler
     from worldtokens.backbone.transformer import Transformer

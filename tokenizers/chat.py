@@ -32,7 +32,6 @@ def chat_ids(
     Raises:
         InputError: a message that isn't such a dict, or a template that refuses them or can't be run.
     """
-    checked = []
     for i, message in enumerate(messages):
         good = isinstance(message, Mapping) and all(
             isinstance(message.get(k), str) for k in ("role", "content")
@@ -41,23 +40,80 @@ def chat_ids(
             raise InputError(
                 f"message {i} is {message!r:.80}, expected a dict of 'role' and 'content', both str"
             )
-        checked.append(dict(message))
-    if not checked:
-        raise InputError("no messages: expected at least one")
-    # a letter that nobody said is put into every special token that somebody spelled, and taken out again below
-    said = "".join(v for m in checked for v in m.values() if isinstance(v, str)) + template
-    hidden = next(c for c in map(chr, range(0xE000, 0xF900)) if c not in said)
-    for message in checked:
-        for key in ("role", "content"):
-            message[key] = front._marker.sub(lambda m: m[0][0] + hidden + m[0][1:], message[key])
-    text = _rendered(front, template, checked, reply)
-    ids, at = [], 0
-    for mark in front._marker.finditer(text):
-        ids += front._unmarked(text[at : mark.start()].replace(hidden, ""))
-        ids.append(front._rust.token_to_id(mark[0]))
-        at = mark.end()
-    ids += front._unmarked(text[at:].replace(hidden, ""))
-    return torch.tensor(ids, dtype=torch.int64)
+    (ids,) = Chat(front, template, messages).parts(reply=reply) or [torch.zeros(0, dtype=torch.int64)]
+    return ids
+
+
+class Chat:
+    """Messages written down by a template, with places for what isn't text.
+
+    Args:
+        front, template: as in `chat_ids`.
+        messages: dicts of ``"role"`` and ``"content"``, which is a str, or a list of str and of anything else: media.
+
+    Raises:
+        InputError: no messages, or one that isn't such a dict.
+    """
+
+    def __init__(self, front: TextTokenizer, template: str, messages: Sequence[Mapping[str, Any]]) -> None:
+        self.front, self.template, self.media = front, template, []
+        self.messages, contents = [], []
+        for i, message in enumerate(messages):
+            content = message.get("content") if isinstance(message, Mapping) else None
+            if not isinstance(content, str | list | tuple) or not isinstance(message.get("role"), str):
+                raise InputError(
+                    f"message {i} is {message!r:.80}, expected a dict of 'role', a str, and 'content', a str or a list"
+                )
+            contents.append([content] if isinstance(content, str) else list(content))
+            self.messages.append(dict(message))
+        if not self.messages:
+            raise InputError("no messages: expected at least one")
+        said = "".join(v for m in self.messages for v in m.values() if isinstance(v, str)) + template
+        said += "".join(v for c in contents for v in c if isinstance(v, str))
+        # letters that nobody said: one is put into every special token that somebody spelled, and taken out again
+        # when ids are made; the other stands for a medium
+        free = (c for c in map(chr, range(0xE000, 0xF900)) if c not in said)
+        self.hidden, self.slot = next(free), next(free)
+        for message, content in zip(self.messages, contents, strict=True):
+            self.media.append([v for v in content if not isinstance(v, str)])
+            message["content"] = "".join(v if isinstance(v, str) else self.slot for v in content)
+            for key, value in message.items():
+                if isinstance(value, str):
+                    message[key] = front._marker.sub(lambda m: m[0][0] + self.hidden + m[0][1:], value)
+
+    def text(self, first: int = 0, last: int | None = None, reply: bool = False) -> str:
+        """Messages `first` to before `last` as the template writes them."""
+        return _rendered(self.front, self.template, self.messages[first:last], reply)
+
+    def parts(self, first: int = 0, last: int | None = None, reply: bool = False) -> list[Any]:
+        """The same as ids (n,) and, between them, the media in their order.
+
+        Raises:
+            InputError: the template loses a medium or says it twice.
+        """
+        return self.read(self.text(first, last, reply), [m for ms in self.media[first:last] for m in ms])
+
+    def read(self, text: str, media: Sequence[Any]) -> list[Any]:
+        """Written text -> ids (n,) and media."""
+        pieces = text.split(self.slot)
+        if len(pieces) != len(media) + 1:
+            raise InputError(
+                f"the chat template wrote {len(pieces) - 1} of {len(media)} media: it must write every content once"
+            )
+        out = []
+        for i, piece in enumerate(pieces):
+            if ids := self._ids(piece):
+                out.append(torch.tensor(ids, dtype=torch.int64))
+            out += [media[i]] if i < len(media) else []
+        return out
+
+    def _ids(self, text: str) -> list[int]:
+        front, ids, at = self.front, [], 0
+        for mark in front._marker.finditer(text):
+            ids += front._unmarked(text[at : mark.start()].replace(self.hidden, ""))
+            ids.append(front._rust.token_to_id(mark[0]))
+            at = mark.end()
+        return ids + front._unmarked(text[at:].replace(self.hidden, ""))
 
 
 def _rendered(front: TextTokenizer, template: str, messages: list[dict[str, Any]], reply: bool) -> str:
