@@ -254,7 +254,7 @@ def test_bits_per_byte_by_hand(vocabulary):
     exact = 0.0
     for k in range(1, len(ids)):
         before = ids[max(0, k - 24) : k]
-        exact -= float(model({"text": model.front.collate([before])})[0, -1].log_softmax(-1)[ids[k]])
+        exact -= float(model({"text": model.front.collate([before])}).detach()[0, -1].log_softmax(-1)[ids[k]])
     alone = model.evaluate(rows[2:3], overlap=23)
     assert alone["loss"] == pytest.approx(exact / (len(ids) - 1), rel=1e-4)
     assert wide["tokens"] == count
@@ -317,6 +317,17 @@ def test_generation_ends_with_the_context_and_leaves_the_mode_alone(vocabulary):
     assert got[0].finish == "end" or len(got[0].ids) == 12 - len(ids) + 1
     assert model.training
     assert all(c.finish in ("end", "length") for c in got)
+
+
+def test_a_prompt_that_spells_a_control_token_is_plain_text(vocabulary):
+    model = make(vocabulary)
+    written = "a<|endoftext|>b"
+    assert model.front.end_id not in model.read({"text": written})["text"][:-1]
+    steps = []
+    model.front.embedding.register_forward_hook(lambda _, ids, __: steps.append(ids[0]))
+    model.generate([written], 1)
+    model.generate([written], 1, special=True)
+    assert [int((ids == model.front.end_id).sum()) for ids in steps] == [0, 1]
 
 
 def test_stream_is_the_text(vocabulary):

@@ -1,0 +1,76 @@
+"""Weights in blocks for decoding: the same numbers, the model untouched, plain where packing doesn't apply."""
+
+import pytest
+import torch
+from torch import nn
+
+import worldtokens as wt
+from worldtokens.backbone.packed import PackedLinear, packed, packed_linear
+
+NEEDS = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+def trunk():
+    torch.manual_seed(0)
+    return wt.Transformer(64, 3, 4, rope=1, activation="swiglu", norm="rms", kv_heads=2).eval()
+
+
+@NEEDS
+@pytest.mark.parametrize("rows", [2, 8, 32])
+def test_the_twin_gives_the_same_numbers_and_the_model_is_as_it_was(rows):
+    own = trunk()
+    names, kinds = list(own.state_dict()), [type(m) for m in own.modules()]
+    twin = packed(own, rows, 100)
+    assert twin is not own and any(isinstance(m, PackedLinear) for m in twin.modules())
+    assert list(own.state_dict()) == names and [type(m) for m in own.modules()] == kinds
+    tokens = wt.Tokens(x=torch.randn(rows, 5, 64)).causal()
+    with torch.inference_mode():
+        a, b = own(tokens).x, twin(tokens).x
+        assert (a - b).abs().max() < 1e-5
+        caches = own.cache(rows), own.cache(rows)
+        for _ in range(3):
+            one = wt.Tokens(x=torch.randn(rows, 1, 64), layout=wt.Layout.simple((1,) * rows, "causal"))
+            outs = [m(c.follow(one), cache=c).x for m, c in zip((own, twin), caches, strict=True)]
+            assert (outs[0] - outs[1]).abs().max() < 1e-5
+    own.train()
+    own(tokens).x.sum().backward()  # and it learns on
+
+
+@NEEDS
+def test_a_later_generation_sees_changed_weights():
+    front = wt.TextTokenizer.train(["the cat sat on the mat"], vocab_size=280, dim=64, start="<|s|>")
+    model = wt.LanguageModel(front, trunk())
+    prompts = ["the", "the cat"]
+    before = model.continuations(prompts, 16)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.3)
+    after = model.continuations(prompts, 16)
+    assert before != after
+    assert after == [model.continuations([p], 16)[0] for p in prompts]  # one row isn't packed
+
+
+def test_where_it_does_not_apply_the_module_itself_is_given():
+    own = trunk()
+    assert packed(own, 1, 100) is own and packed(own, 64, 100) is own and packed(own, 8, 2) is own
+    half = trunk().bfloat16()
+    assert packed(half, 8, 100) is half
+    lstm = wt.Recurrent("lstm", 16, 1)
+    assert packed(lstm, 8, 100) is lstm
+    with torch.autocast("cpu", torch.bfloat16):
+        assert packed(own, 8, 100) is own
+
+
+@NEEDS
+def test_a_linear_map_that_someone_listens_to_is_left_alone():
+    own = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    heard = []
+    own[1].register_forward_hook(lambda *a: heard.append(1))
+    twin = packed(own, 4, 100)
+    assert isinstance(twin[0], PackedLinear) and twin[1] is own[1]
+    twin(torch.randn(4, 8))
+    assert heard
+    x, weight, bias = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6)
+    for rows in (1, 4):
+        out = packed_linear(weight, bias, rows, 100)(x)
+        assert (out - nn.functional.linear(x, weight, bias)).abs().max() < 1e-5
