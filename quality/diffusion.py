@@ -136,7 +136,7 @@ def judging(out: Path, side: int, scale: float = 1.0) -> Recipe:
     words = {"model.tokenizers.image.size": side, "model.tokenizers.image.patch": side // 4}
     words["data.augment.image.0.size"] = side
     given = [word for name, value in words.items() for word in (f"--{name}", str(value))]
-    return read_recipe("clip_pictures", out, 0.8 * scale, 0, *given)
+    return read_recipe("clip_pictures", out, 0.6 * scale, 0, *given)
 
 
 def trained(recipe: Recipe, rows: Rows | None = None) -> tuple[Any, float]:
