@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 MOST_ROWS = 32
 FEWEST_STEPS = 8  # the copy costs about as much as three steps
+LEAST = (
+    1 << 18
+)  # weights; a product with fewer is over before oneDNN, with its 30 microseconds a call, has begun
 
 
 class PackedLinear(nn.Module):
@@ -33,6 +36,7 @@ def worthwhile(weight: Tensor, rows: int, steps: int) -> bool:
     return (
         2 <= rows <= MOST_ROWS
         and steps >= FEWEST_STEPS
+        and weight.numel() >= LEAST
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
@@ -58,15 +62,15 @@ def packed(module: nn.Module, rows: int, steps: int) -> nn.Module:
     """
     if any(p.dtype != torch.float32 for p in module.parameters()):
         return module
-    first = next((m.weight for m in module.modules() if type(m) is nn.Linear), None)
-    return module if first is None or not worthwhile(first, rows, steps) else _twin(module)
+    return _twin(module, rows, steps)
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _twin(module: nn.Module, rows: int, steps: int) -> nn.Module:
     plain = type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
     if plain and "forward" not in module.__dict__:
-        return PackedLinear(module.weight, module.bias)
-    children = {name: _twin(child) for name, child in module._modules.items() if child is not None}
+        pack = worthwhile(module.weight, rows, steps)
+        return PackedLinear(module.weight, module.bias) if pack else module
+    children = {n: _twin(child, rows, steps) for n, child in module._modules.items() if child is not None}
     if all(child is module._modules[name] for name, child in children.items()):
         return module
     twin = copy.copy(module)

@@ -5,9 +5,15 @@ import torch
 from torch import nn
 
 import worldtokens as wt
+import worldtokens.backbone.packed as packing
 from worldtokens.backbone.packed import PackedLinear, packed, packed_linear
 
 NEEDS = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch):
+    monkeypatch.setattr(packing, "LEAST", 1)
 
 
 def trunk():
@@ -50,9 +56,12 @@ def test_a_later_generation_sees_changed_weights():
     assert after == [model.continuations([p], 16)[0] for p in prompts]  # one row isn't packed
 
 
-def test_where_it_does_not_apply_the_module_itself_is_given():
+def test_where_it_does_not_apply_the_module_itself_is_given(monkeypatch):
     own = trunk()
     assert packed(own, 1, 100) is own and packed(own, 64, 100) is own and packed(own, 8, 2) is own
+    monkeypatch.setattr(packing, "LEAST", 1 << 18)
+    assert packed(own, 8, 100) is own  # its maps are too small to gain
+    monkeypatch.setattr(packing, "LEAST", 1)
     half = trunk().bfloat16()
     assert packed(half, 8, 100) is half
     lstm = wt.Recurrent("lstm", 16, 1)
