@@ -15,6 +15,7 @@ import time
 
 import torch
 import torchaudio
+from turns import keep
 
 from worldtokens.tokenizers.mel import Fbank, LogMel
 
@@ -91,6 +92,16 @@ def main() -> None:
         middle = statistics.median(t) / statistics.median(ours)
         spread = f"{min(ratios):.2f} - {max(ratios):.2f}"
         print(f"{name:38s}{statistics.median(t) * 1e3:10.1f}{middle:8.2f}{spread:>16s}")
+        if t is not ours:
+            keep(
+                {
+                    "what": f"spectra of {args.batch} x {args.seconds:g} s",
+                    "ours": f"{statistics.median(ours) * 1e3:.1f} ms",
+                    "peer": f"{name}: {statistics.median(t) * 1e3:.1f} ms",
+                    "ratio": f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                    "note": "",
+                }
+            )
 
 
 if __name__ == "__main__":

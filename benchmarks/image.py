@@ -23,6 +23,7 @@ import open_clip
 import torch
 from PIL import Image
 from timm.layers import PatchEmbed
+from turns import keep
 
 import worldtokens as wt
 
@@ -82,6 +83,16 @@ def files_to_tensors(args: argparse.Namespace, files: list[Path]) -> None:
     )
     for name, rate in found.items():
         print(f"  {name:28s} {rate:7.1f} pictures/s   {rate / base:5.2f} x")
+        if name != "open_clip transform":
+            keep(
+                {
+                    "what": f"JPEG to {args.size} px, one thread: {name}",
+                    "ours": f"{rate:.1f} pictures/s",
+                    "peer": f"open_clip transform: {base:.1f}",
+                    "ratio": f"{rate / base:.2f}",
+                    "note": "",
+                }
+            )
     for name in ("worldtokens, draft=False", "worldtokens"):
         levels = torch.cat([((contenders[name](f) - theirs(f)) * scale).abs().flatten() for f in files])
         share = (levels > 4).float().mean()

@@ -21,6 +21,7 @@ import statistics
 import time
 
 import torch
+from turns import report
 
 import worldtokens as wt
 from worldtokens.data import samples
@@ -119,6 +120,10 @@ def main() -> None:
                 start = time.perf_counter()
                 contenders[name]()
                 took[name].append(time.perf_counter() - start)
+    for name in ("padded", "timm naflexvit"):
+        report(
+            "packed pictures of native aspect", {k: took[k] for k in ("packed", name)}, len(raws), "pictures"
+        )
     for name, seconds in took.items():
         ratios = [s / own for s, own in zip(seconds, took["packed"], strict=True)]
         shown = f"packed is {statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f})"
