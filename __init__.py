@@ -14,6 +14,7 @@ _HOME = {
     "AdditiveDecoder": "backbone.additive",
     "AttentionPool": "backbone.pooling",
     "AudioTokenizer": "tokenizers.audio",
+    "Autoencoder": "tasks.autoencoding",
     "Batch": "tokenizers.base",
     "CLIP": "tasks.contrastive",
     "Captioner": "tasks.captioning",
@@ -23,14 +24,17 @@ _HOME = {
     "DiscreteTokenizer": "tokenizers.discrete",
     "Encoder": "tasks.encoder",
     "FSQ": "tokenizers.quantize",
+    "GramTokenizer": "tokenizers.grams",
     "ImageTokenizer": "tokenizers.image",
     "InputError": "errors",
     "LanguageModel": "tasks.language_model",
     "LatentTokenizer": "tokenizers.latents",
     "Layout": "tokens",
+    "MultimodalLM": "tasks.multimodal_lm",
     "OptimSettings": "training.optim",
     "PairTokenizer": "tokenizers.pairs",
     "Part": "parts",
+    "PictureLM": "tasks.picture_language_model",
     "PointTokenizer": "tokenizers.points",
     "Projector": "backbone.projector",
     "Recurrent": "backbone.recurrent",
@@ -75,6 +79,7 @@ _HOME = {
     "reuse": "pretrained.reuse",
     "shrink_vocabulary": "pretrained.vocabulary",
     "train": "training.loop",
+    "trained_codes": "tasks.autoencoding",
     "unfreeze": "pretrained.freezing",
     "visible": "tokens",
     "weights": "data.weights",
@@ -127,6 +132,7 @@ if TYPE_CHECKING:
     from worldtokens.pretrained.resize import resize_pictures
     from worldtokens.pretrained.reuse import reuse
     from worldtokens.pretrained.vocabulary import grow_vocabulary, resize_context, shrink_vocabulary
+    from worldtokens.tasks.autoencoding import Autoencoder, trained_codes
     from worldtokens.tasks.base import Task
     from worldtokens.tasks.captioning import Captioner
     from worldtokens.tasks.chat import ChatModel
@@ -135,12 +141,15 @@ if TYPE_CHECKING:
     from worldtokens.tasks.diffusion import Diffusion
     from worldtokens.tasks.encoder import Encoder
     from worldtokens.tasks.language_model import LanguageModel
+    from worldtokens.tasks.multimodal_lm import MultimodalLM
+    from worldtokens.tasks.picture_language_model import PictureLM
     from worldtokens.tasks.probe import linear_probe, zero_shot_top1
     from worldtokens.tasks.retrieval import retrieval_table
     from worldtokens.tasks.translation import Translator
     from worldtokens.tokenizers.audio import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer
     from worldtokens.tokenizers.discrete import DiscreteTokenizer
+    from worldtokens.tokenizers.grams import GramTokenizer
     from worldtokens.tokenizers.image import ImageTokenizer
     from worldtokens.tokenizers.latents import LatentTokenizer
     from worldtokens.tokenizers.pairs import PairTokenizer

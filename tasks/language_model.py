@@ -54,6 +54,7 @@ class LanguageModel(Task):
     """
 
     metric = ("bits_per_byte", "min")
+    ends: Sequence[int] = ()  # beside the front-end's own end token
 
     def __init__(
         self,
@@ -291,14 +292,13 @@ class LanguageModel(Task):
                 yield piece
 
     def _start(self, prompts: Sequence[str | Sequence[int]] | str, new: int, special: bool) -> tuple:
-        """Read the prompts -> a step function, the first logits (B, V), and what else `decode` wants to know."""
+        """Read the prompts -> what `go_on` gives."""
         prompts, front = [prompts] if isinstance(prompts, str) else list(prompts), self.front
         ids = [
             self._ids(p, end=False, special=special) if isinstance(p, str) else torch.as_tensor(p)
             for p in prompts
         ]
-        sizes = [len(i) for i in ids]
-        for k, n in enumerate(sizes):
+        for k, n in enumerate(map(len, ids)):
             if n == 0:
                 raise InputError(
                     f"prompt {k} has no token to go on from: give a word, or a front-end with start="
@@ -307,29 +307,60 @@ class LanguageModel(Task):
                 raise InputError(
                     f"prompt {k} has {n} tokens and the context takes {self.context}: give its last part"
                 )
-        limits = [new if self.context is None else min(new, self.context - n + 1) for n in sizes]
-        cache = self.trunk.cache(len(ids), max(sizes) + max(limits))
-        last = torch.tensor(sizes, device=self.device)
-        x = self.hidden({self.column: front.collate(ids).to(self.device)}, cache).x
-        place = [last[:, None]]  # of the next token
+        tokens = front(front.collate(ids).to(self.device))
+        step, logits, how = self.go_on(tokens, [len(i) for i in ids], new)
+        return step, logits, how | {"prompts": [i.tolist() for i in ids]}
 
-        how_many = len(ids), max(limits)
+    def go_on(
+        self, tokens: Tokens, sizes: Sequence[int], new: int
+    ) -> tuple[Callable, Tensor, dict[str, Any]]:
+        """Read tokens, to go on from them one by one.
+
+        Args:
+            tokens: (B, N, D), rows padded behind.
+            sizes: B ints, the tokens of each row, 1 or more.
+            new: the most to add.
+
+        Returns:
+            A step function (B,) ids -> (B, V) logits of what follows, the first logits, and what else `decode` wants to
+            know.
+        """
+        front = self.front
+        limits = [new if self.context is None else min(new, self.context - n + 1) for n in sizes]
+        cache = self.trunk.cache(len(sizes), max(sizes) + max(limits))
+        last = torch.tensor(list(sizes), device=self.device)
+        x = self.hidden(tokens, cache).x
+        # a front-end may make a token of its own id and of some before it; -1 where a row has none
+        reach = getattr(front, "reach", 1)
+        back = last[:, None] + torch.arange(-reach, 0, device=last.device)
+        recent = (
+            tokens.ids.gather(1, back.clamp(min=0)).masked_fill(back < 0, -1) if reach > 1 else last[:, None]
+        )
+        held = [recent, back + 1]  # ids, and the places of those that are read next
+
+        how_many = len(sizes), max(limits)
         trunk = packed(self.trunk, *how_many)
         head = packed_linear(self.head_weight, self.head_bias, *how_many)
 
         def step(new: Tensor) -> Tensor:
-            tokens = front.wrap(front.embed(new[:, None], place[0]), (1,) * len(new), "causal")
-            place[0] = place[0] + 1
+            recent, place = torch.cat((held[0][:, 1:], new[:, None]), 1), held[1]
+            held[:] = recent, place + 1
+            tokens = front.wrap(front.embed(recent, place)[:, -1:], (1,) * len(new), "causal")
             return head(trunk(cache.follow(tokens), cache=cache).x[:, 0])
 
         def select(rows: Tensor) -> None:
             cache.select(rows)
-            place[0] = place[0][rows]
+            held[:] = held[0][rows], held[1][rows]
 
-        ends = {front.end_id} if front.end_id is not None else set()
-        logits = self.logits(x[torch.arange(len(ids), device=x.device), last - 1])
-        how = {"max_new_tokens": limits, "front": front, "ends": ends, "select": select}
-        return step, logits, how | {"prompts": [i.tolist() for i in ids]}
+        logits = self.logits(x[torch.arange(len(sizes), device=x.device), last - 1])
+        how = {"max_new_tokens": limits, "front": front, "ends": self.end_ids, "select": select}
+        return step, logits, how
+
+    @property
+    def end_ids(self) -> set[int]:
+        """Ids that end what is written."""
+        own = () if self.front.end_id is None else (self.front.end_id,)
+        return {*own, *self.ends}
 
 
 class _Evaluating:
