@@ -211,6 +211,55 @@ def clip(b: Bench) -> None:
     )  # fmt: skip
 
 
+def language(b: Bench) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from worldtokens.tasks.documents import Piece, pack_pieces
+    from worldtokens.tasks.token_loss import IGNORE
+
+    small = {"n_layer": 2, "n_embd": 64, "n_head": 2} if b.trial else {}
+    rows, length, new = (2, 32, 4) if b.trial else (16, 1024, 128)
+    config = GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **small)
+    theirs = scatter(GPT2LMHeadModel(config))
+    theirs.generation_config.eos_token_id, theirs.generation_config.pad_token_id = None, 0
+    ours = wt.from_hf(theirs).to(b.device).train()
+    theirs = theirs.to(b.device).train()
+    ids = torch.randint(50257, (rows, length))
+    last = torch.tensor([IGNORE])
+    batch = pack_pieces([Piece(row, torch.cat((row[1:], last))) for row in ids], length).to(b.device)
+    ids = ids.to(b.device)
+
+    def our_loss():
+        return ours.loss({"text": batch})["loss"]
+
+    def their_loss():
+        return theirs(ids, labels=ids).loss
+
+    b.say(what="GPT-2 loss", ours=float(our_loss().detach()), transformers=float(their_loss().detach()))
+    flops = b.flops(their_loss)
+    b.pair(
+        f"GPT-2 small training step, {rows} x {length}", rows * length, "tokens",
+        b.step(ours, our_loss), b.step(theirs, their_loss), "transformers", flops,
+    )  # fmt: skip
+    ours.eval()
+    theirs.eval()
+    ours.front.end_id = None  # neither ends early
+    for n in (1, 8):
+        prompts = ids[:n, :16] if n <= rows else ids[:1, :16].repeat(n, 1)
+
+        def own(prompts=prompts.tolist()):
+            with b.half():
+                ours.continuations(prompts, new)
+
+        def peer(prompts=prompts):
+            with b.half():
+                theirs.generate(
+                    prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, do_sample=False
+                )
+
+        b.pair(f"GPT-2 small generation, batch {n}", n * new, "tokens", own, peer, "transformers")
+
+
 def packing(b: Bench) -> None:
     """Rows of samples whose mean length is a third of the longest: packed against padded."""
     torch.manual_seed(0)
@@ -263,7 +312,7 @@ def length(b: Bench) -> None:
         )
 
 
-SECTIONS = (readings, vit, clip, packing, length)
+SECTIONS = (readings, vit, clip, language, packing, length)
 
 
 def main() -> None:
