@@ -210,9 +210,11 @@ class Rows(Sequence):
 
 
 def _value(value):
-    """A value as its reader sees it: handles read, lists copied so that a caller can't change the set."""
+    """A value as its reader sees it: handles read, lists and dicts copied so that a caller can't change the set."""
     if isinstance(value, Lazy):
         return value.read()
     if isinstance(value, list):
         return [_value(item) for item in value]
-    return dict(value) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _value(item) for key, item in value.items()}
+    return value

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from worldtokens.data.emoji import open_emoji
 from worldtokens.data.media_sets import open_clips, open_digits, open_furniture, open_samples, open_voice
 from worldtokens.data.motion import open_motion
+from worldtokens.data.questions import open_emoji_questions, open_stamp_questions
 from worldtokens.data.rows import Rows
 from worldtokens.data.speech import open_spoken_sentences
 from worldtokens.data.spoken import open_spoken_digits
@@ -53,6 +54,15 @@ SETS: dict[str, Sample] = {
         "GPL-2",
         "as stamps",
         open_spoken,
+    ),
+    "emoji_questions": Sample(
+        "N questions about the emoji with answers: what, which group, what colour, which of two",
+        "CC-BY-4.0, MIT",
+        "as emoji",
+        open_emoji_questions,
+    ),
+    "stamp_questions": Sample(
+        "M such questions about the stamps", "GPL-2", "as stamps", open_stamp_questions
     ),
     "digits": Sample(
         "5,000 handwritten digits, 20 x 20", "Apache-2.0 (OpenCV)", "apt, 96 MB, keeps 2", open_digits

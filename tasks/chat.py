@@ -68,7 +68,3 @@ class ChatModel(LanguageModel):
         ids = chat_ids(self.front, self.template, messages)
         how = Sampling(repetition_penalty, temperature, top_k, top_p, min_p, seed)
         return self.continuations([ids.tolist()], max_new_tokens, how, stop, stream)[0].text
-
-    def _start(self, *args: Any) -> tuple:
-        step, logits, how = super()._start(*args)
-        return step, logits, how | {"ends": {*how["ends"], *self.ends}}

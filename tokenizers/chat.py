@@ -6,6 +6,7 @@ contains ``<|im_end|>`` ends nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -118,6 +119,20 @@ class Chat:
 
 def _rendered(front: TextTokenizer, template: str, messages: list[dict[str, Any]], reply: bool) -> str:
     import jinja2
+
+    names = {"bos_token": front.start_id, "eos_token": front.end_id}
+    names = {k: "" if i is None else front._rust.id_to_token(i) for k, i in names.items()}
+    try:
+        return _made(template).render(messages=messages, add_generation_prompt=reply, **names)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError) as e:
+        if isinstance(e, InputError):
+            raise
+        raise InputError(f"the chat template can't be run: {e}") from e
+
+
+@functools.lru_cache(maxsize=32)
+def _made(template: str) -> Any:
+    """A template that can be run; making it costs more than running it."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(why: str) -> None:
@@ -128,12 +143,4 @@ def _rendered(front: TextTokenizer, template: str, messages: list[dict[str, Any]
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     sandbox.globals["raise_exception"] = refuse
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    names = {"bos_token": front.start_id, "eos_token": front.end_id}
-    names = {k: "" if i is None else front._rust.id_to_token(i) for k, i in names.items()}
-    try:
-        made = sandbox.from_string(template)
-        return made.render(messages=messages, add_generation_prompt=reply, **names)
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError) as e:
-        if isinstance(e, InputError):
-            raise
-        raise InputError(f"the chat template can't be run: {e}") from e
+    return sandbox.from_string(template)
