@@ -57,7 +57,7 @@ class GramTokenizer(TextTokenizer):
         self.tables = nn.ModuleList(nn.Embedding(buckets, width) for _ in range(grams - 1))
         self.lift = nn.Linear(width * (grams - 1), dim, bias=False)
         for table in self.tables:
-            nn.init.normal_(table.weight, std=0.02)
+            nn.init.zeros_(table.weight)  # what was never met adds nothing, then and later
         nn.init.normal_(self.lift.weight, std=(width * (grams - 1)) ** -0.5)
 
     def embed(self, ids: Tensor, offset: int | Tensor = 0) -> Tensor:
