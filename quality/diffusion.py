@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -74,7 +75,8 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
         figures[name] = agreement(judge, pictures, words * 2)
         if name == best:
             figures["captions exchanged"] = agreement(judge, pictures, (words[1:] + words[:1]) * 2)
-    draw(model, judge, [r for part in rows.values() for r in part], out / "sheet.png")
+    paint = functools.partial(half(model.sample), steps=25, guidance=GUIDANCE)
+    draw(paint, judge, [r for part in rows.values() for r in part], out / "sheet.png")
     (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     cfg = model.trunk.cfg
     facts = {
@@ -180,7 +182,7 @@ def agreement(judge: Any, pictures: Sequence[Any], asked: Sequence[str]) -> dict
     }
 
 
-def draw(model: Any, judge: Any, rows: Sequence[dict[str, Any]], out: Path) -> None:
+def draw(paint: Callable, judge: Any, rows: Sequence[dict[str, Any]], out: Path) -> None:
     """A sheet of things asked for, each by its plain name, with the judge's cosine; a tick where it is among its first 10."""
     folder = out.parent / "drawn"
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +192,7 @@ def draw(model: Any, judge: Any, rows: Sequence[dict[str, Any]], out: Path) -> N
         ("names of training pictures", FAMILIAR),
         ("names whose pictures were held out", HELD_OUT),
     ):
-        pictures = half(model.sample)(asked, steps=25, guidance=GUIDANCE)
+        pictures = paint(asked)
         scores = judge.embed("image", pictures).float() @ words.T
         cells = []
         for i, (name, picture) in enumerate(zip(asked, pictures, strict=True)):

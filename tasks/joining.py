@@ -33,9 +33,9 @@ def spread(tokens: Tokens, places: Sequence[int] | None, rows: int) -> Tokens:
     return Tokens(**fields, layout=layout)
 
 
-def beside(parts: Sequence[Tokens]) -> Tokens:
+def beside(parts: Sequence[Tokens], follow: bool = False) -> Tokens:
     """`Tokens.cat` with the padding between the parts taken out, so that the fast ways of reading stay open."""
-    joined = Tokens.cat(*parts)
+    joined = Tokens.cat(*parts, follow=follow)
     layouts = [p.layout for p in parts]
     if joined.layout is not None or any(la is None or not la.single for la in layouts):
         return joined
@@ -57,5 +57,6 @@ def beside(parts: Sequence[Tokens]) -> Tokens:
     fields["valid"] = torch.arange(longest, device=joined.device) < torch.tensor(
         counts, device=joined.device
     ).unsqueeze(1)
-    order = "together" if {la.order for la in layouts} == {"together"} else "any"
+    kept = "causal" if follow else "together"  # the order that all parts' own add up to
+    order = kept if {la.order for la in layouts} == {kept} else "any"
     return Tokens(**fields, layout=Layout.simple(counts, order))
