@@ -26,7 +26,20 @@ from worldtokens.data.rows import Rows
 from worldtokens.data.stamps import open_stamps
 from worldtokens.errors import InputError
 
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "brown", "black", "white", "pink", "grey", "gold")
+COLOURS = (
+    "red",
+    "orange",
+    "yellow",
+    "green",
+    "blue",
+    "purple",
+    "brown",
+    "black",
+    "white",
+    "pink",
+    "grey",
+    "gold",
+)
 KINDS = ("what", "group", "colour", "tone", "which")
 ASKED = {
     "what": "What is this?",
@@ -73,7 +86,8 @@ def _open(name: str, pictures: Rows, shown: Any, split: str | None, kinds: Seque
         raise InputError(f"{name}: kinds {unknown}; expected some of {', '.join(KINDS)}")
     columns = {c: pictures.column(c) for c in ("id", "image", "split")}
     known = [
-        {c: values[i] for c, values in columns.items()} | shown(pictures._records[i]) for i in range(len(pictures))
+        {c: values[i] for c, values in columns.items()} | shown(pictures._records[i])
+        for i in range(len(pictures))
     ]
     records = [q for picture in known for q in _alone(picture)]
     for side in dict.fromkeys(columns["split"]):

@@ -213,6 +213,7 @@ class MultimodalLM(Task):
             pos=nn.functional.pad(t[..., None].float(), (0, 2)),
             block=batch["block"],
             modality=modality.unflatten(0, (b, n)),
+            ids=ids,
             layout=Layout.simple(batch["lengths"], order),
         )
 
@@ -313,12 +314,13 @@ class MultimodalLM(Task):
     def evaluate(
         self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64, max_new_tokens: int = 24
     ) -> dict[str, float]:
-        """``loss`` (nats for a token of an answer) and ``exact``, the share of last answers said word for word, in any case.
+        """``loss`` (nats for a token of an answer), ``exact``, the share of last answers said word for word, in any case,
+        and ``tokens``, how many there are.
 
         Args:
             rows: conversations that end in an answer.
             batch_size: rows worked on at a time.
-            max_new_tokens: of the answers written, greedily.
+            max_new_tokens: of the answers written, greedily; 0: none are, and ``exact`` is left out.
 
         Raises:
             InputError: no rows, or one that doesn't end in the assistant's words.
@@ -332,11 +334,13 @@ class MultimodalLM(Task):
                 some = [rows[k] for k in range(i, min(i + batch_size, len(rows)))]
                 part, n = self._sum(self.collate([self.read(row) for row in some]).to(self.device))
                 total, count = total + float(part), count + int(n)
-                said = self.chat([row["messages"][:-1] for row in some], max_new_tokens)
-                right += sum(same(a, gold(row)) for a, row in zip(said, some, strict=True))
+                if max_new_tokens:
+                    said = self.chat([row["messages"][:-1] for row in some], max_new_tokens)
+                    right += sum(same(a, gold(row)) for a, row in zip(said, some, strict=True))
         finally:
             self.train(was_training)
-        return {"loss": total / max(1, count), "exact": right / len(rows)}
+        figures = {"loss": total / max(1, count), "tokens": count}
+        return figures | ({"exact": right / len(rows)} if max_new_tokens else {})
 
 
 def gold(row: Mapping[str, Any]) -> str:

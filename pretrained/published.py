@@ -1,0 +1,27 @@
+"""Published models by name as a recipe gives them, where a class is expected:
+
+language: {class: worldtokens.pretrained.published.language_model, args: {name: smollm2}}
+"""
+
+from __future__ import annotations
+
+from worldtokens.errors import InputError
+from worldtokens.pretrained.from_hf import from_hf
+from worldtokens.tasks.language_model import LanguageModel
+
+
+def language_model(name: str) -> LanguageModel:
+    """A language model of `wt.weights`, or of what else `from_hf` takes.
+
+    Args:
+        name: ``"smollm2"``; or a folder, a .gguf file or a published name.
+
+    Raises:
+        InputError: it can't be found, or isn't a language model.
+    """
+    import worldtokens as wt
+
+    model = from_hf(wt.weights(name) if name.isidentifier() else name)
+    if not isinstance(model, LanguageModel):
+        raise InputError(f"{name} is a {type(model).__name__}, expected a language model")
+    return model
