@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
           f"{figures['mse']:.4f}, of mean colours {figures['mse_colour']:.4f}")  # fmt: skip
 
     words = wt.TextTokenizer.train(rows.texts("text"), vocab_size=2000, dim=192, context=32)
-    painter = wt.PictureLM(words, codes, wt.Transformer(192, 4, 3))
+    painter = wt.PictureLM(words, codes, wt.Transformer(192, 4, 3, rope=3))
     settings = wt.TrainSettings(out=f"{folder}/painter", **common)
     wt.train(painter, rows, train=settings, optim=wt.OptimSettings(lr=1e-3, ema=0.998))
 

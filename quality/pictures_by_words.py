@@ -30,7 +30,8 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     autoencoder, codes_minutes = trained(codes)
     model, minutes = trained(recipe, rows["train"])
     side = model.picture.size[0]
-    judge, _ = trained(judging(out / "judge", side, scale))
+    # the very judge of the check of diffusion: whichever comes first trains it
+    judge, _ = trained(judging(out.parent / "diffusion" / "judge", side, scale))
     train_rows, test = rows["train"], [dict(r) | {"text": caption(r)} for r in rows["test"]]
     if scale < 1:
         test = test[:: max(1, round(1 / max(scale, 0.05)))]

@@ -98,7 +98,7 @@ def test_training_lessens_the_error_and_both_recipes_go_together(tmp_path):
     words = ["--train.out", str(tmp_path / "draws"), "--train.steps", "2", "--model.trunk.depth", "1"]
     words += ["--model.picture.folder", str(tmp_path / "codes" / "last"), *common]
     drawer, _ = Recipe.read("pictures_by_words", words).run()
-    assert drawer.picture.frozen and drawer.picture.dim == 256
+    assert drawer.picture.frozen and drawer.picture.dim == 192
     (tmp_path / "codes").rename(tmp_path / "gone")
     again = wt.load(tmp_path / "draws" / "last")
     picture = held[0]["image"]
