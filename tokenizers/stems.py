@@ -99,8 +99,11 @@ class PatchStem(nn.Module):
         columns, _ = self.grid(x.shape[1])
         need = (columns - 1) * self.stride[0] + self.patch[0]
         x = functional.pad(x, (0, 0, 0, max(0, need - x.shape[1])), value=self.blank)
-        x = self.conv(x[:, None].to(self.conv.weight.dtype))  # (B, D, columns, rows)
-        return x.flatten(2).mT
+        # by a linear layer: oneDNN's bfloat16 convolution of one channel with kernels 24, 32 or 40 wide gives wrong numbers,
+        # NaN among them (torch 2.14.1 on a CPU with AMX)
+        x = x.to(self.conv.weight.dtype).unfold(1, self.patch[0], self.stride[0])
+        x = x.unfold(2, self.patch[1], self.stride[1])  # (B, columns, rows, frames, bands)
+        return functional.linear(x.flatten(3), self.conv.weight.flatten(1), self.conv.bias).flatten(1, 2)
 
 
 class WaveStem(nn.Module):
