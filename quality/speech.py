@@ -31,7 +31,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     }
     tests = {f"stamps' captions in {name}": _recordings("test", lang) for lang, name in STAMPS.items()}
     recipe = read_recipe(
-        "speech_to_text", out / "stamps", 0.6 * scale, 0, "--model.tokenizers.text.context", "48"
+        "speech_to_text", out / "stamps", 0.35 * scale, 0, "--model.tokenizers.text.context", "48"
     )
     return results + _measure(recipe, both["train"], both["validation"], tests, "stamps, spoken captions")
 
