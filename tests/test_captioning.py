@@ -309,6 +309,30 @@ def test_another_front_end_is_one_line_of_the_recipe(tmp_path):
     assert len(model.caption([str(tmp_path / "0.wav")], max_new_tokens=3)) == 1
 
 
+@pytest.mark.slow
+def test_words_of_unheard_voices_are_written_down(tmp_path):
+    """Real speech: ten words by voices that training doesn't hold, and a loss that is lost with another row's sound."""
+    train, test = (wt.samples.open("spoken_digits", split=side) for side in ("train", "test"))
+    torch.manual_seed(0)
+    text = wt.TextTokenizer.train(train.texts(), vocab_size=270, dim=64, context=8)
+    front = wt.AudioTokenizer(64, rate=11025, n_mels=40, stem="patches", patch=(6, 40), seconds=1.5)
+    model = wt.Captioner(
+        {"audio": front, "text": text},
+        encoder=wt.Transformer(64, 2, 2, rope=1),
+        decoder=wt.Transformer(64, 2, 2, cross=True),
+        max_new_tokens=6,
+        score="exact",
+    )
+    settings = wt.TrainSettings(out=str(tmp_path), steps=110, batch_size=64, cache_mb=200, precision="auto")
+    wt.train(model, train, train=settings, optim=wt.OptimSettings(lr=5e-3))
+    rows = [test[i] for i in range(len(test))]
+    figures = model.evaluate(rows)
+    assert figures["exact"] > 0.85
+    model.score, half = "loss", len(rows) // 2 + 1
+    others = [{**r, "audio": o["audio"]} for r, o in zip(rows, rows[half:] + rows[:half], strict=True)]
+    assert model.evaluate(others)["loss"] > 10 * figures["loss"]
+
+
 # ---- where it looked -----------------------------------------------------------------------------------------
 
 
