@@ -146,9 +146,8 @@ class DiscreteTokenizer(Tokenizer):
         self.count = self.grid[0] * self.grid[1]  # ids of a picture
         self.embedding = nn.Embedding(self.vocab_size, dim)
         self.position = nn.Parameter(torch.empty(self.count + causal, dim))
-        nn.init.normal_(
-            self.embedding.weight, std=0.02
-        )  # small as a place, or a trunk would hardly see places
+        # as small as a place, or a trunk would hardly see places
+        nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.position, std=0.02)
         self.frozen = False
         self.freeze(frozen)
