@@ -56,13 +56,13 @@ SETS: dict[str, Sample] = {
         open_spoken,
     ),
     "emoji_questions": Sample(
-        "N questions about the emoji with answers: what, which group, what colour, which of two",
+        "7,427 questions about the emoji with answers: what, which group, what colour, which of two",
         "CC-BY-4.0, MIT",
         "as emoji",
         open_emoji_questions,
     ),
     "stamp_questions": Sample(
-        "M such questions about the stamps", "GPL-2", "as stamps", open_stamp_questions
+        "2,403 such questions about the stamps", "GPL-2", "as stamps", open_stamp_questions
     ),
     "digits": Sample(
         "5,000 handwritten digits, 20 x 20", "Apache-2.0 (OpenCV)", "apt, 96 MB, keeps 2", open_digits

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from worldtokens.errors import InputError
 from worldtokens.tasks.token_loss import IGNORE
-from worldtokens.tokenizers.base import Batch
+from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.chat import Chat
 
 
@@ -163,3 +164,29 @@ def rows_of(lines: Sequence[Line], pad: int, fronts: Mapping[str, Any]) -> Batch
         sizes[column] = tuple(m.size for _, m in found)
     batch = Batch(ids=ids, labels=labels, block=block, lengths=lengths, plain=not held)
     return Batch({**batch, "media": media, "places": places, "sizes": sizes})
+
+
+def tokens_of(front: Tokenizer, raw: Tensor) -> int:
+    """How many tokens a front-end makes of a raw sample, found on the CPU wherever its weights are."""
+    # zeros in the weights' place: a worker may not touch an accelerator, and only the count matters
+    state = {**dict(front.named_parameters()), **dict(front.named_buffers())}
+    state = {k: torch.zeros(v.shape, dtype=v.dtype) for k, v in state.items()}
+    with torch.no_grad():
+        return int(functional_call(front, state, (front.collate([raw]),)).valid.sum())
+
+
+def gold(row: Mapping[str, Any]) -> str:
+    """The answer that a row ends in.
+
+    Raises:
+        InputError: it ends in something else.
+    """
+    last = row["messages"][-1]
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        raise InputError(f"a row ends in {last!r:.80}, expected the assistant's words")
+    return last["content"]
+
+
+def same(a: str, b: str) -> bool:
+    """The same answer, but for case and white space around it."""
+    return a.strip().casefold() == b.strip().casefold()

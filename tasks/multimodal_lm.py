@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from worldtokens.backbone.resampler import Resampler
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tasks.base import Task
 from worldtokens.tasks.decoding import Continuation, Sampling, Stream, decode
-from worldtokens.tasks.interleave import Line, Medium, asked, fitted, rows_of, taught
+from worldtokens.tasks.interleave import Line, Medium, asked, fitted, gold, rows_of, same, taught, tokens_of
 from worldtokens.tasks.language_model import LanguageModel
 from worldtokens.tasks.token_loss import token_loss
 from worldtokens.tokenizers.base import Batch, Tokenizer
@@ -173,13 +172,7 @@ class MultimodalLM(Task):
             return len(bridge.latents)
         key = column, tuple(raw.shape)
         if key not in self._sizes:
-            front = self.tokenizers[column]
-            # zeros on the CPU in the weights' place: workers may not touch an accelerator, and only the count matters
-            state = {**dict(front.named_parameters()), **dict(front.named_buffers())}
-            state = {k: torch.zeros(v.shape, dtype=v.dtype) for k, v in state.items()}
-            with torch.no_grad():
-                tokens = functional_call(front, state, (front.collate([raw]),))
-            self._sizes[key] = int(tokens.valid.sum())
+            self._sizes[key] = tokens_of(self.tokenizers[column], raw)
         return self._sizes[key]
 
     # ---- forward -----------------------------------------------------------------------------------------
@@ -332,29 +325,13 @@ class MultimodalLM(Task):
         try:
             for i in range(0, len(rows), batch_size):
                 some = [rows[k] for k in range(i, min(i + batch_size, len(rows)))]
+                wanted = [gold(row) for row in some]
                 part, n = self._sum(self.collate([self.read(row) for row in some]).to(self.device))
                 total, count = total + float(part), count + int(n)
                 if max_new_tokens:
                     said = self.chat([row["messages"][:-1] for row in some], max_new_tokens)
-                    right += sum(same(a, gold(row)) for a, row in zip(said, some, strict=True))
+                    right += sum(map(same, said, wanted))
         finally:
             self.train(was_training)
         figures = {"loss": total / max(1, count), "tokens": count}
         return figures | ({"exact": right / len(rows)} if max_new_tokens else {})
-
-
-def gold(row: Mapping[str, Any]) -> str:
-    """The answer that a row ends in.
-
-    Raises:
-        InputError: it ends in something else.
-    """
-    last = row["messages"][-1]
-    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
-        raise InputError(f"a row ends in {last!r:.80}, expected the assistant's words")
-    return last["content"]
-
-
-def same(a: str, b: str) -> bool:
-    """The same answer, but for case and white space around it."""
-    return a.strip().casefold() == b.strip().casefold()
