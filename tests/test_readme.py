@@ -23,7 +23,8 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
         exec(compile(block, "README.md", "exec"), names)
     said = re.findall(r"print\(.*\)\s*# (.*)", "\n".join(BLOCKS))
     printed = capsys.readouterr().out.strip().splitlines()
-    assert printed == said, "what the README says is printed"
+    told = iter(printed)  # training tells of its steps in between
+    assert all(line in told for line in said), f"the README says {said}, printed was {printed}"
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!http|#)([^)#]+)\)", README))
