@@ -402,3 +402,26 @@ def test_the_projector_is_two_layers_for_each_token():
     assert out.valid.equal(valid) and out.dim == 6 and wt.build(p.config()).context_dim == 4
     with pytest.raises(ValueError, match="context_dim=7"):
         p(wt.Tokens(torch.zeros(1, 1, 7)))
+
+
+# ---- the recipes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_published_language_model_sees_and_still_speaks_as_before(tmp_path):
+    from worldtokens.training.recipe import Recipe
+
+    words = ["--train.out", str(tmp_path / "run"), "--train.steps", "2", "--train.tensorboard", "false"]
+    recipe = Recipe.read("smollm2_pictures", [*words, "--data.validation", "null"])
+    rows, _ = recipe.rows()
+    m, augment = recipe.build(rows)
+    before = {k: v.clone() for k, v in m.bridges["image"].state_dict().items()}
+    report = wt.train(m, rows, train=recipe.train, optim=recipe.optim, augment=augment)
+    assert report.steps == 2 and not report.bad_rows
+    assert not all(v.equal(before[k]) for k, v in m.bridges["image"].state_dict().items())
+    published = wt.from_hf(wt.weights("smollm2"))
+    assert all(v.equal(m.language.state_dict()[k]) for k, v in published.state_dict().items())
+    question = "What is the capital of France?"
+    assert m.chat(question, 8) == published.chat(question, 8) and "Paris" in m.chat(question, 8)
+    both = m.chat([[user(PICTURES[0], "What is this?")], question], 8)
+    assert both[1] == m.chat(question, 8)
