@@ -2,7 +2,7 @@
 
     python examples/language_model.py [--steps 1400]
 
-A step takes a third of a second on one CPU core; 300 of them give words, 1,400 give sentences.
+Minutes on a CPU; `worldtokens results language_model` sets such a model beside a Kneser-Ney 5-gram and an LSTM.
 """
 
 import argparse
