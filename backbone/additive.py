@@ -168,7 +168,11 @@ class AdditiveDecoder(Part):
     def _offered(self, context: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         x = context.x.masked_fill(~context.valid[..., None], 0)
         offered = self.offer(x)
-        return x.to(offered.dtype), offered, context.valid  # one type, else autocast would cast all of x at each step
+        return (
+            x.to(offered.dtype),
+            offered,
+            context.valid,
+        )  # one type, else autocast would cast all of x at each step
 
     def _look(self, state: Tensor, x: Tensor, offered: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """(B, D), (B, K, Dc), (B, K, A), (B, K) -> weights (B, K) and what is read (B, Dc)."""
