@@ -9,6 +9,7 @@ from typing import Any
 from worldtokens.data import samples
 from worldtokens.quality.base import Result
 from worldtokens.quality.classifying import percent, read_recipe, train_measured, train_recipe
+from worldtokens.tasks.interleave import gold
 from worldtokens.tasks.multimodal_lm import MultimodalLM
 
 ABOUT = "questions about held-out emoji pictures, beside the same model trained without the pictures"
@@ -94,11 +95,14 @@ def unshown(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
 
 
 def exchanged(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
-    """The same questions, each with the pictures of another question of its kind."""
+    """The same questions, each with the pictures of another one of its kind that has another answer, where there is one."""
     out = []
     for kind in dict.fromkeys(rows[i]["kind"] for i in range(len(rows))):
         some = of_kind(rows, kind)
-        out += [_with(row, _pictures(some[(i + len(some) // 2) % len(some)])) for i, row in enumerate(some)]
+        for i, row in enumerate(some):
+            others = (some[(i + k + len(some) // 2) % len(some)] for k in range(len(some)))
+            other = next((o for o in others if gold(o) != gold(row)), row)
+            out.append(_with(row, _pictures(other)))
     return out
 
 
