@@ -24,7 +24,6 @@ _HOME = {
     "DiscreteTokenizer": "tokenizers.discrete",
     "Encoder": "tasks.encoder",
     "FSQ": "tokenizers.quantize",
-    "GramTokenizer": "tokenizers.grams",
     "ImageTokenizer": "tokenizers.image",
     "InputError": "errors",
     "LanguageModel": "tasks.language_model",
@@ -149,7 +148,6 @@ if TYPE_CHECKING:
     from worldtokens.tokenizers.audio import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer
     from worldtokens.tokenizers.discrete import DiscreteTokenizer
-    from worldtokens.tokenizers.grams import GramTokenizer
     from worldtokens.tokenizers.image import ImageTokenizer
     from worldtokens.tokenizers.latents import LatentTokenizer
     from worldtokens.tokenizers.pairs import PairTokenizer

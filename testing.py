@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldtokens import parts
 from worldtokens.backbone.transformer import Transformer
@@ -20,7 +20,20 @@ from worldtokens.errors import InputError
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokens import Tokens, modality_id
 
-__all__ = ["check_tokenizer"]
+__all__ = ["check_tokenizer", "randomised"]
+
+
+def randomised(model: nn.Module, seed: int = 0, std: float = 0.15) -> nn.Module:
+    """A model with every parameter away from its start, for comparing it with another one: in place, in eval mode.
+
+    Fresh weights hide what is swapped or missing: gains are 1 and biases 0. Here all are normal with `std`, vectors (gains,
+    biases) around 0.5.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(std * torch.randn(p.shape, generator=generator) + (0.5 if p.ndim == 1 else 0.0))
+    return model.eval()
 
 
 def check_tokenizer(

@@ -5,14 +5,12 @@ Sentences and voices are divided by the same split, so that the test rows are un
 
 from __future__ import annotations
 
-import json
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from worldtokens.data import fetch
-from worldtokens.data.rows import Packed, Rows, side_of
-from worldtokens.data.spoken import ACCENTS, family, say, voices
+from worldtokens.data.rows import Rows, side_of
+from worldtokens.data.spoken import ACCENTS, family, held, keep, voices
 
 COUNTS = {"train": 4000, "validation": 200, "test": 400}
 WORDS = {
@@ -61,14 +59,7 @@ def open_spoken_sentences(split: str | None = None) -> Rows:
     Raises:
         InputError: espeak-ng isn't there and can't be fetched.
     """
-    folder = fetch.cached("spoken_sentences", _fill)
-    records, start = [], 0
-    for record in json.loads((folder / "rows.json").read_text()):
-        size = record.pop("bytes")
-        record["audio"] = Packed(str(folder / "spoken.bin"), start, size)
-        records.append(record)
-        start += size
-    rows = Rows(records, name="spoken_sentences")
+    rows = Rows(held(fetch.cached("spoken_sentences", _fill)), name="spoken_sentences")
     return rows if split is None else rows.split(split)
 
 
@@ -104,11 +95,4 @@ def _fill(folder: Path) -> None:
                 "split": side,
             }
         )
-
-    def spoken(row: dict) -> bytes:
-        return say(row["text"], f"{row['accent']}+{row['voice']}", row["speed"], row["pitch"])
-
-    with open(folder / "spoken.bin", "wb") as file, ThreadPoolExecutor(2) as pool:
-        for row, wav in zip(rows, pool.map(spoken, rows), strict=True):
-            row["bytes"] = file.write(wav)
-    (folder / "rows.json").write_text(json.dumps(rows))
+    keep(folder, rows)

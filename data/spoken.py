@@ -42,16 +42,34 @@ def open_spoken_digits(split: str | None = None) -> Rows:
     Raises:
         InputError: espeak-ng isn't there and can't be fetched.
     """
-    folder = fetch.cached("spoken_digits", _fill)
+    records = held(fetch.cached("spoken_digits", _fill))
+    for record in records:
+        record["split"] = side_of(family(record["voice"]))
+    rows = Rows(records, name="spoken_digits")
+    return rows if split is None else rows.split(split)
+
+
+def held(folder: Path) -> list[dict]:
+    """The rows that `keep` wrote, each with its `audio`."""
     records, start = [], 0
     for record in json.loads((folder / "rows.json").read_text()):
         size = record.pop("bytes")
         record["audio"] = Packed(str(folder / "spoken.bin"), start, size)
-        record["split"] = side_of(family(record["voice"]))
         records.append(record)
         start += size
-    rows = Rows(records, name="spoken_digits")
-    return rows if split is None else rows.split(split)
+    return records
+
+
+def keep(folder: Path, rows: list[dict]) -> None:
+    """Say the `text` of every row by its `voice`, `accent`, `speed` and `pitch`; one file of sounds and one of rows."""
+
+    def spoken(row: dict) -> bytes:
+        return say(row["text"], f"{row['accent']}+{row['voice']}", row["speed"], row["pitch"])
+
+    with open(folder / "spoken.bin", "wb") as file, ThreadPoolExecutor(2) as pool:
+        for row, wav in zip(rows, pool.map(spoken, rows), strict=True):
+            row["bytes"] = file.write(wav)
+    (folder / "rows.json").write_text(json.dumps(rows))
 
 
 def family(voice: str) -> str:
@@ -141,11 +159,4 @@ def _fill(folder: Path) -> None:
                         "pitch": 20 + draw[2] * 61 // 256,
                     }
                 )
-
-    def spoken(row: dict) -> bytes:
-        return say(row["text"], f"{row['accent']}+{row['voice']}", row["speed"], row["pitch"])
-
-    with open(folder / "spoken.bin", "wb") as file, ThreadPoolExecutor(2) as pool:
-        for row, wav in zip(rows, pool.map(spoken, rows), strict=True):
-            row["bytes"] = file.write(wav)
-    (folder / "rows.json").write_text(json.dumps(rows))
+    keep(folder, rows)

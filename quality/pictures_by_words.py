@@ -108,7 +108,7 @@ def results(
             baseline="the mean colour of each patch, unrounded",
             baseline_value=round(1000 * kept["mse_colour"], 2),
             better="lower",
-            data=f"emoji at {side} x {side}, 3,050 train / {test} test without skin tones",
+            data=f"emoji at {side} x {side}, {len(used[0].rows()[0]):,} train / {test} test without skin tones",
             size=f"{front.count} codes of {front.codebook_size}, a picture in {kept['bits'] / 8:.0f} bytes",
             parameters=sum(p.numel() for p in autoencoder.front.codec.parameters()),
             steps=used[0].train.steps,

@@ -330,27 +330,20 @@ class LanguageModel(Task):
         cache = self.trunk.cache(len(sizes), max(sizes) + max(limits))
         last = torch.tensor(list(sizes), device=self.device)
         x = self.hidden(tokens, cache).x
-        # a front-end may make a token of its own id and of some before it; -1 where a row has none
-        reach = getattr(front, "reach", 1)
-        back = last[:, None] + torch.arange(-reach, 0, device=last.device)
-        recent = (
-            tokens.ids.gather(1, back.clamp(min=0)).masked_fill(back < 0, -1) if reach > 1 else last[:, None]
-        )
-        held = [recent, back + 1]  # ids, and the places of those that are read next
+        place = [last[:, None]]  # of the next token
 
         how_many = len(sizes), max(limits)
         trunk = packed(self.trunk, *how_many)
         head = packed_linear(self.head_weight, self.head_bias, *how_many)
 
         def step(new: Tensor) -> Tensor:
-            recent, place = torch.cat((held[0][:, 1:], new[:, None]), 1), held[1]
-            held[:] = recent, place + 1
-            tokens = front.wrap(front.embed(recent, place)[:, -1:], (1,) * len(new), "causal")
+            tokens = front.wrap(front.embed(new[:, None], place[0]), (1,) * len(new), "causal")
+            place[0] = place[0] + 1
             return head(trunk(cache.follow(tokens), cache=cache).x[:, 0])
 
         def select(rows: Tensor) -> None:
             cache.select(rows)
-            held[:] = held[0][rows], held[1][rows]
+            place[0] = place[0][rows]
 
         logits = self.logits(x[torch.arange(len(sizes), device=x.device), last - 1])
         how = {"max_new_tokens": limits, "front": front, "ends": self.end_ids, "select": select}

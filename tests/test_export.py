@@ -12,18 +12,10 @@ import torch
 from tokenizers import Tokenizer as Rust
 
 import worldtokens as wt
+from worldtokens.testing import randomised
 from worldtokens.tokenizers.base import Batch
 
 TEXTS = ["a cat", "the quick brown fox jumps over the lazy dog", "", "two cats on a mat"] * 20
-
-
-def randomised(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """Every parameter away from its start: gains and biases too."""
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.15 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
-    return model.eval()
 
 
 def words(**settings) -> wt.TextTokenizer:

@@ -25,6 +25,7 @@ import worldtokens as wt
 from worldtokens.backbone.config import ACTIVATIONS as OURS
 from worldtokens.data import samples
 from worldtokens.pretrained import hf_bert, hf_clip, hf_source, hf_vit
+from worldtokens.testing import randomised
 from worldtokens.tokenizers.base import Batch
 
 ROWS = samples.open("emoji", split="validation", languages=("en", "fr", "ru", "ja"))[:40]
@@ -32,15 +33,6 @@ CAPTIONS = [c for r in ROWS for c in r["text"]]
 TEXTS = [*CAPTIONS[:9], "", "It's  a CAT, né? 1,234.5 <SEP>", "word " * 60]
 SIZE = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
 PLACES = 40
-
-
-def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter away from its start: gains and biases too."""
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.15 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ Largest absolute differences in float32: `pytest -s` prints them.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 
@@ -17,6 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import worldtokens as wt
+from worldtokens import testing
 from worldtokens.backbone.positions import stretched
 from worldtokens.data import samples
 from worldtokens.tasks.decoding import Sampling
@@ -87,13 +89,7 @@ FAMILIES = {  # what it shows: (model_type, settings)
 }
 
 
-def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter away from its start: gains and biases too."""
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.2 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
-    return model.eval()
+randomised = functools.partial(testing.randomised, std=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 import transformers as hf
 from PIL import Image
 from tokenizers import processors
-from torch import nn
 
 import worldtokens as wt
 from worldtokens.data import samples
+from worldtokens.testing import randomised
 from worldtokens.tokenizers import clip_text
 
 HOPPER = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
@@ -31,15 +31,6 @@ PICTURES = [HOPPER, *EMOJI]
 TEXTS = [*CAPTIONS[:9], "", "It's  a CAT, né? 1,234.5", "word " * 90]
 SIZE = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
 PICTURE = SIZE | {"image_size": 32, "patch_size": 8}
-
-
-def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter away from its start: gains and biases too."""
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.15 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
-    return model.eval()
 
 
 def pil(source) -> Image.Image:

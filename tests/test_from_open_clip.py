@@ -22,6 +22,7 @@ from PIL import Image
 from torch import nn
 
 import worldtokens as wt
+from worldtokens import testing
 from worldtokens.data import samples
 from worldtokens.tokenizers.cleaning import CLEANINGS
 
@@ -66,13 +67,10 @@ FAMILIES = {  # what it shows: (class, of the model, of the picture tower, of th
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter away from its start: gains and biases too."""
-    g = torch.Generator().manual_seed(seed)
+    model = testing.randomised(model, seed)
     with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.15 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
         model.logit_scale.fill_(3.1)
-    return model.eval()
+    return model
 
 
 def make(kind=CLIP, options=None, vision=None, text=None) -> nn.Module:

@@ -19,6 +19,7 @@ from torch import nn
 
 import worldtokens as wt
 from worldtokens.data import samples
+from worldtokens.testing import randomised
 
 HOPPER = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
 EMOJI = [r["image"] for r in samples.open("emoji", split="validation")[:5]]
@@ -68,15 +69,6 @@ FAMILIES = {  # what it shows: (timm's name, its options beside SMALL)
     "DINOv3 plus, SwiGLU": ("vit_small_plus_patch16_dinov3", {"num_classes": 5}),
     "DeiT, distilled": ("deit_tiny_distilled_patch16_224", {"num_classes": 5}),
 }
-
-
-def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter away from its start: gains and biases too."""
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.15 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
-    return model.eval()
 
 
 def small(name: str, **options) -> nn.Module:

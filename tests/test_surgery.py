@@ -16,17 +16,9 @@ from torch import nn
 
 import worldtokens as wt
 from worldtokens.pretrained.resize import resize_kernel
+from worldtokens.testing import randomised
 from worldtokens.tokenizers.base import Batch
 from worldtokens.training.optim import OptimSettings, groups
-
-
-def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter away from its start: gains and biases too."""
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.15 * torch.randn(p.shape, generator=g) + (0.5 if p.ndim == 1 else 0.0))
-    return model.eval()
 
 
 def classifier(patch=8, size=(32, 24), **settings) -> wt.Classifier:
