@@ -17,14 +17,12 @@ The model has GPT-2 small's shape (12 layers, 768 wide, 12 heads, 50,257 pieces)
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import os
 from pathlib import Path
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
-from turns import report, scatter, turns
+from turns import high_water, report, scatter, turns
 
 import worldtokens as wt
 from worldtokens.tasks.documents import Piece, pack_pieces
@@ -97,22 +95,6 @@ def alike(ours, theirs) -> None:
     )
     assert torch.allclose(a, b, atol=1e-4) and torch.allclose(ga, gb, atol=1e-4)
     ours.zero_grad(), theirs.zero_grad()
-
-
-def high_water(run) -> tuple[float, float]:
-    """MB that a call needs above what is held before, and in all."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    run()
-    peak = _status("VmHWM")
-    return peak - before, peak
-
-
-def _status(name: str) -> float:
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
-    return int(line.split()[1]) / 1024
 
 
 def memory(which: str, rows: int, length: int) -> tuple[float, float]:

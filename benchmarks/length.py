@@ -10,13 +10,12 @@ memory grows with the square of the length. Memory is the peak of each run above
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 
 import torch
 import torch.nn.functional as F
-from turns import keep, turns
+from turns import high_water, keep, turns
 
 import worldtokens as wt
 
@@ -25,9 +24,8 @@ DIM, DEPTH, HEADS = 256, 2, 4
 
 def made(n: int) -> tuple[wt.Transformer, wt.Tokens]:
     torch.manual_seed(0)
-    text = wt.TextTokenizer.clip(dim=DIM, context=n + 2, position="none")
-    ids = torch.randint(0, 40000, (1, n))
-    return wt.Transformer(DIM, DEPTH, HEADS, rope=1).eval(), text(ids)
+    tokens = wt.Tokens(torch.randn(1, n, DIM), layout=wt.Layout.simple([n], "causal")).causal()
+    return wt.Transformer(DIM, DEPTH, HEADS, rope=1).eval(), tokens
 
 
 def run(name: str, n: int):
@@ -48,9 +46,7 @@ def child(name: str, n: int) -> None:
     with torch.no_grad():
         f, small = run(name, n), run(name, 128)
         small()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        f()
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        print(high_water(f)[0])
 
 
 def memory(name: str, n: int) -> float:

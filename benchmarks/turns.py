@@ -5,6 +5,8 @@ A second means little on a shared machine; a ratio of two times taken one after 
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import statistics
@@ -72,6 +74,22 @@ def keep(line: Mapping[str, str]) -> None:
     if path := os.environ.get(KEPT):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def high_water(run) -> tuple[float, float]:
+    """MB that a call needs above what is held before, and in all: the process's own high-water mark (Linux)."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    run()
+    peak = _status("VmHWM")
+    return peak - before, peak
+
+
+def _status(name: str) -> float:
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
+    return int(line.split()[1]) / 1024
 
 
 def scatter(module, seed: int = 0):

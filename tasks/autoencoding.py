@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from worldtokens.errors import InputError
 from worldtokens.parts import load, load_strictly
-from worldtokens.tasks.base import Task
+from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tokenizers.base import Batch
 from worldtokens.tokenizers.discrete import DiscreteTokenizer
 from worldtokens.tokenizers.quantize import codebook_use
@@ -88,10 +88,9 @@ class Autoencoder(Task):
         held = [r for r in (rows[i] for i in range(len(rows))) if r.get(self.column) is not None]
         if not held:
             raise InputError(f"no row to evaluate has the column {self.column!r}")
-        front, was_training, ids = self.front, self.training, []
+        front, ids = self.front, []
         error = colour = 0.0
-        self.eval()
-        try:
+        with evaluating(self):
             for i in range(0, len(held), batch_size):
                 batch = self.collate([self.read(r) for r in held[i : i + batch_size]]).to(self.device)
                 pixels = batch[self.column]["pixels"].float() / 255
@@ -100,8 +99,6 @@ class Autoencoder(Task):
                 flat = F.interpolate(F.avg_pool2d(pixels, front.factor), scale_factor=front.factor)
                 error += float((rebuilt - pixels).square().mean((1, 2, 3)).sum())
                 colour += float((flat - pixels).square().mean((1, 2, 3)).sum())
-        finally:
-            self.train(was_training)
         use = codebook_use(torch.cat(ids), front.codebook_size)
         mse = error / len(held)
         return {

@@ -11,11 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tokenizers.base import Batch
+
+
+class evaluating:
+    """Within, a module is in eval mode; after, in the mode that it was in: ``with evaluating(model): ...``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __enter__(self) -> None:
+        self.was_training = self.module.training
+        self.module.eval()
+
+    def __exit__(self, *exc: Any) -> None:
+        self.module.train(self.was_training)
 
 
 class Task(Part):

@@ -95,7 +95,8 @@ def beam_search(
         active, running, width = still, alive, beams
         if not active:
             break
-        select(torch.tensor(rows, device=device))
+        if rows != list(range(len(ids))):  # a greedy search keeps its rows where they are: nothing to copy
+            select(torch.tensor(rows, device=device))
         ids = torch.tensor(tokens, device=device)[:, None]
         scores = torch.tensor(values, device=device).view(len(active), beams)
     return done

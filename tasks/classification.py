@@ -14,7 +14,7 @@ from worldtokens.backbone.config import make_norm
 from worldtokens.backbone.pooling import POOLS, AttentionPool, pool_tokens, usual_pool
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task
+from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.mixing import Mix, pictures_of, soft, soft_cross_entropy
 from worldtokens.tasks.token_loss import IGNORE
 from worldtokens.tokenizers.base import Batch, Tokenizer
@@ -200,14 +200,11 @@ class Classifier(Task):
     @torch.no_grad()
     def logits(self, sources: Sequence[Any], batch_size: int = 64) -> Tensor:
         """Files or objects, as the front-end's `read` takes them -> (B, classes), in eval mode."""
-        was_training, front, out = self.training, self.tokenizers[self.column], []
-        self.eval()
-        try:
+        front, out = self.tokenizers[self.column], []
+        with evaluating(self):
             for i in range(0, len(sources), batch_size):
                 raws = [front.read(s) for s in sources[i : i + batch_size]]
                 out.append(self({self.column: front.collate(raws).to(self.device)}))
-        finally:
-            self.train(was_training)
         width = self.classes or self.width
         return torch.cat(out) if out else torch.zeros(0, width, device=self.device)
 

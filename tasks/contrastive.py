@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from worldtokens.backbone.pooling import POOLS, AttentionPool, pool_tokens, usual_pool
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task
+from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.pair_loss import alike, gather_rows, key_of, pair_loss
 from worldtokens.tasks.retrieval import between
 from worldtokens.tokenizers.base import Batch, Tokenizer
@@ -208,9 +208,7 @@ class CLIP(Task):
         """
         if column not in self.tokenizers:
             raise InputError(f"this model has no column {column!r}; it has {self.columns}")
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             if isinstance(sources, Tensor | Batch):
                 return self.encode(column, sources.to(self.device))
             if isinstance(sources, str | bytes):
@@ -220,8 +218,6 @@ class CLIP(Task):
                 raws = [tokenizer.read(s) for s in sources[i : i + batch_size]]
                 out.append(self.encode(column, tokenizer.collate(raws).to(self.device)))
             return torch.cat(out) if out else torch.zeros(0, self.dim, device=self.device)
-        finally:
-            self.train(was_training)
 
     def class_vectors(
         self,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task
+from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.conditioning import asked, nulls, with_nulls
 from worldtokens.tasks.encoder_decoder import beside, context_width, spread
 from worldtokens.tasks.samplers import Sampler, guided, heun, times
@@ -241,16 +241,13 @@ class Diffusion(Task):
         if len(seeds) != len(rows):
             raise InputError(f"{len(seeds)} seeds for {len(rows)} pictures: give one each, or one number")
         shape, schedule = self.space.shape(self.front, size), times(steps, shift)
-        was_training, out = self.training, []
-        self.eval()
-        try:
+        out = []
+        with evaluating(self):
             for i in range(0, len(rows), batch_size):
                 noise = torch.stack([_noise(shape, s) for s in seeds[i : i + batch_size]]).to(self.device)
                 batch = self.collate(rows[i : i + batch_size]).to(self.device)
                 x = sampler(self._guided(batch, guidance), noise, schedule)
                 out += self.space.pictures(self.front, x)
-        finally:
-            self.train(was_training)
         return out
 
     def _guided(self, batch: Batch, guidance: float) -> Any:
@@ -289,9 +286,8 @@ class Diffusion(Task):
         held = [r for r in (rows[i] for i in range(len(rows))) if r.get(self.target) is not None]
         if not held:
             raise InputError(f"no row to evaluate has the column {self.target!r}")
-        was_training, sums = self.training, {}
-        self.eval()
-        try:
+        sums = {}
+        with evaluating(self):
             for i in range(0, len(held), batch_size):
                 raws = [self.read(r) for r in held[i : i + batch_size]]
                 after = [*raws[1:], self.read(held[(i + len(raws)) % len(held)])]
@@ -308,8 +304,6 @@ class Diffusion(Task):
                     for name, context in ways.items():
                         error = self.errors(clean, noise, t, context).sum()
                         sums[name] = sums.get(name, 0.0) + float(error) / looks / len(held)
-        finally:
-            self.train(was_training)
         return sums
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from worldtokens.backbone.pooling import POOLS, AttentionPool, pool_tokens, usual_pool
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
+from worldtokens.tasks.base import evaluating
 from worldtokens.tasks.contrastive import Ranking
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokens import Tokens
@@ -103,9 +104,7 @@ class Encoder(Part):
         Raises:
             InputError: a source can't be read.
         """
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             if isinstance(sources, Tensor | Batch):
                 return self.features(sources.to(self.device)).float()
             sources = [sources] if isinstance(sources, str | bytes | Path) else list(sources)
@@ -119,8 +118,6 @@ class Encoder(Part):
                 batch = self.tokenizer.collate([self.tokenizer.read(sources[j]) for j in part])
                 out[part] = self.features(batch.to(self.device)).float()
             return out
-        finally:
-            self.train(was_training)
 
     def rank(self, queries: Any, candidates: Any, batch_size: int = 64) -> Ranking:
         """Order the candidates for every query by cosine, best first.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task
+from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.beam import Hypothesis, beam_search
 from worldtokens.tasks.joining import beside, spread
 from worldtokens.tasks.text_scores import SCORES, text_scores
@@ -280,16 +280,13 @@ class EncoderDecoder(Task):
         Raises:
             InputError: a source can't be read.
         """
-        was_training, out = self.training, []
-        self.eval()
-        try:
+        out = []
+        with evaluating(self):
             for i in range(0, len(sources), batch_size):
                 context = self.encode(self.read_sources(sources[i : i + batch_size]))
                 out += [
                     self.front.decode(found[0].ids) if found else "" for found in self.write(context, **how)
                 ]
-        finally:
-            self.train(was_training)
         return out
 
     def read_sources(self, sources: Sequence[Any]) -> Batch:
@@ -322,16 +319,13 @@ class EncoderDecoder(Task):
         held = [row for row in (rows[i] for i in range(len(rows))) if row.get(self.text)]
         if not held:
             raise InputError(f"no row to evaluate has the column {self.text!r}")
-        was_training, total, count = self.training, 0.0, 0
-        self.eval()
-        try:
+        total, count = 0.0, 0
+        with evaluating(self):
             for i in range(0, len(held), batch_size):
                 batch = self.collate([self.read(row) for row in held[i : i + batch_size]])
                 with torch.no_grad():
                     loss, predicted = self.token_losses(batch.to(self.device))
                 total, count = total + float(loss), count + int(predicted)
-        finally:
-            self.train(was_training)
         figures = {"loss": total / max(1, count)}
         if self.score != "loss":
             said = self.answer(held, batch_size, beams=beams)

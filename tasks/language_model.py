@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from worldtokens.backbone.packed import packed, packed_linear
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task
+from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.decoding import Continuation, Sampling, Stream, decode, decode_pieces
 from worldtokens.tasks.documents import Piece, cut, pack_pieces
 from worldtokens.tasks.token_loss import IGNORE, token_loss
@@ -200,8 +200,7 @@ class LanguageModel(Task):
             InputError: no rows, or none with a token to predict.
         """
         overlap = (self.context or 2) // 2 if overlap is None else overlap
-        was_training, front = self.training, self.front
-        self.eval()
+        front = self.front
         pieces, size = [], 0
         for row in rows:
             ids = self.read(row)[self.column]
@@ -212,14 +211,12 @@ class LanguageModel(Task):
         if not pieces:
             raise InputError(f"{len(rows)} rows hold no token to predict")
         total, count = 0.0, 0
-        try:
+        with evaluating(self):
             pieces.sort(key=lambda p: -len(p.ids))
             for i in range(0, len(pieces), batch_size):
                 packed = pack_pieces(pieces[i : i + batch_size], self.context, front.pad_id)
                 part, n = self._sum(Batch({self.column: packed}).to(self.device))
                 total, count = total + float(part), count + int(n)
-        finally:
-            self.train(was_training)
         return {
             "loss": total / count,
             "perplexity": math.exp(min(700.0, total / count)),
@@ -272,7 +269,7 @@ class LanguageModel(Task):
         special: bool = False,
     ) -> list[Continuation]:
         """As `generate`, with the ids and the reason for the end; a prompt may also be its ids."""
-        with _Evaluating(self), torch.inference_mode():
+        with evaluating(self), torch.inference_mode():
             step, logits, how = self._start(prompts, max_new_tokens, special)
             return decode(step, logits, sampling=sampling, stop=stop, stream=stream, **how)
 
@@ -285,7 +282,7 @@ class LanguageModel(Task):
         special: bool = False,
     ) -> Iterator[str]:
         """One prompt's continuation, piece by piece as it comes."""
-        with _Evaluating(self):
+        with evaluating(self):
             with torch.inference_mode():
                 step, logits, how = self._start([prompt], max_new_tokens, special)
             for _, piece in decode_pieces(step, logits, sampling=sampling, stop=stop, **how):
@@ -354,17 +351,3 @@ class LanguageModel(Task):
         """Ids that end what is written."""
         own = () if self.front.end_id is None else (self.front.end_id,)
         return {*own, *self.ends}
-
-
-class _Evaluating:
-    """Within, a module is in eval mode; after, in the one that it was in."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __enter__(self) -> None:
-        self.was_training = self.module.training
-        self.module.eval()
-
-    def __exit__(self, *exc: Any) -> None:
-        self.module.train(self.was_training)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from worldtokens.backbone.maps import attention_maps
 from worldtokens.errors import InputError
+from worldtokens.tasks.base import evaluating
 from worldtokens.tasks.encoder_decoder import EncoderDecoder
 from worldtokens.tokenizers.text import TextTokenizer
 from worldtokens.tokens import Tokens
@@ -49,15 +50,11 @@ def look(model: EncoderDecoder, source: Mapping[str, Any], text: str) -> Looking
         raise InputError(
             f"a {type(model.decoder).__name__} decoder doesn't attend to its context: there is no map"
         )
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         batch = model.collate([model.read({**source, model.text: text})]).to(model.device)
         with attention_maps(model.decoder) as maps:
             model(batch)
         context = model.encode(batch)
-    finally:
-        model.train(was_training)
     labels = batch[model.text]["labels"][0].tolist()
     at = [i for i, label in enumerate(labels) if label >= 0]
     weights = [m[0].float().mean(0)[at].cpu() for m in maps.cross]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from worldtokens.backbone.resampler import Resampler
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task
+from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.decoding import Continuation, Sampling, Stream, decode
 from worldtokens.tasks.interleave import Line, Medium, asked, fitted, gold, rows_of, same, taught, tokens_of
 from worldtokens.tasks.language_model import LanguageModel
@@ -286,22 +286,14 @@ class MultimodalLM(Task):
         """As `chat`, with the ids and the reason for the end."""
         if not len(conversations):
             return []
-        pad, was_training = self.language.front.pad_id, self.training
-        self.eval()
-        try:
-            with torch.inference_mode():
-                lines = [
-                    self._line(self.read_messages(c), lambda chat: asked(chat, pad)) for c in conversations
-                ]
-                batch = rows_of(lines, pad, self.tokenizers).to(self.device)
-                step, logits, how = self.language.go_on(
-                    self.assemble(batch), batch["lengths"], max_new_tokens
-                )
-                # media stand as padding among the ids: no words to be penalised for
-                said = [line.ids.tolist() for line in lines]
-                return decode(step, logits, sampling=sampling, stop=stop, stream=stream, prompts=said, **how)
-        finally:
-            self.train(was_training)
+        pad = self.language.front.pad_id
+        with evaluating(self), torch.inference_mode():
+            lines = [self._line(self.read_messages(c), lambda chat: asked(chat, pad)) for c in conversations]
+            batch = rows_of(lines, pad, self.tokenizers).to(self.device)
+            step, logits, how = self.language.go_on(self.assemble(batch), batch["lengths"], max_new_tokens)
+            # media stand as padding among the ids: no words to be penalised for
+            said = [line.ids.tolist() for line in lines]
+            return decode(step, logits, sampling=sampling, stop=stop, stream=stream, prompts=said, **how)
 
     @torch.no_grad()
     def evaluate(
@@ -320,9 +312,8 @@ class MultimodalLM(Task):
         """
         if not len(rows):
             raise InputError("no rows to evaluate")
-        was_training, total, count, right = self.training, 0.0, 0, 0
-        self.eval()
-        try:
+        total, count, right = 0.0, 0, 0
+        with evaluating(self):
             for i in range(0, len(rows), batch_size):
                 some = [rows[k] for k in range(i, min(i + batch_size, len(rows)))]
                 wanted = [gold(row) for row in some]
@@ -331,7 +322,5 @@ class MultimodalLM(Task):
                 if max_new_tokens:
                     said = self.chat([row["messages"][:-1] for row in some], max_new_tokens)
                     right += sum(map(same, said, wanted))
-        finally:
-            self.train(was_training)
         figures = {"loss": total / max(1, count), "tokens": count}
         return figures | ({"exact": right / len(rows)} if max_new_tokens else {})

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from worldtokens.backbone.packed import packed, packed_linear
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task
+from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.conditioning import asked
 from worldtokens.tasks.decoding import Sampling, decode
 from worldtokens.tasks.joining import beside
@@ -199,12 +199,8 @@ class PictureLM(Task):
         held = [r for r in (rows[i] for i in range(len(rows))) if r.get("image") is not None]
         if not held:
             raise InputError("no row to evaluate has the column 'image'")
-        was_training, sums = (
-            self.training,
-            dict.fromkeys(("bits_per_code", "bits_null", "bits_shuffled"), 0.0),
-        )
-        self.eval()
-        try:
+        sums = dict.fromkeys(("bits_per_code", "bits_null", "bits_shuffled"), 0.0)
+        with evaluating(self):
             for i in range(0, len(held), batch_size):
                 raws = [self.read(r) for r in held[i : i + batch_size]]
                 after = [*raws[1:], self.read(held[(i + len(raws)) % len(held)])]
@@ -215,8 +211,6 @@ class PictureLM(Task):
                 for name, prefix in zip(sums, ways, strict=True):
                     codes = self.hidden(prefix, ids)[1]
                     sums[name] += float(token_loss(codes, self.head.weight, ids, self.head.bias)[0])
-        finally:
-            self.train(was_training)
         count = len(held) * self.picture.count * math.log(2)
         return {name: total / count for name, total in sums.items()}
 
@@ -252,9 +246,8 @@ class PictureLM(Task):
         seeds = [seed + i for i in range(len(rows))] if isinstance(seed, int) else list(seed)
         if len(seeds) != len(rows):
             raise InputError(f"{len(seeds)} seeds for {len(rows)} pictures: give one each, or one number")
-        was_training, drawn = self.training, [torch.zeros(0, self.picture.count, dtype=torch.int64)]
-        self.eval()
-        try:
+        drawn = [torch.zeros(0, self.picture.count, dtype=torch.int64)]
+        with evaluating(self):
             for i in range(0, len(rows), batch_size):
                 how = Sampling(
                     temperature=temperature, top_k=top_k, top_p=top_p, seed=seeds[i : i + batch_size]
@@ -262,8 +255,6 @@ class PictureLM(Task):
                 drawn.append(self._draw(rows[i : i + batch_size], how, guidance))
             ids = torch.cat(drawn)
             parts = [self.picture.decode(part, torch.uint8) for part in ids.split(batch_size)]
-        finally:
-            self.train(was_training)
         return torch.cat(parts).cpu()
 
     @torch.inference_mode()
