@@ -52,7 +52,7 @@ lengths = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_equal_to_torchs_own(kind, both, depth):
-    """A padded batch against torch's layer on each sample: below 1e-5, gradients of the input too."""
+    """A padded batch against torch's layer on each sample: below 1e-5, gradients of input and weights too."""
     trunk = make(kind, both, depth)
     width = DIM // 2 if both else DIM
     ref = TORCHS[kind](DIM, width, depth, batch_first=True, bidirectional=both)
@@ -60,12 +60,17 @@ def test_equal_to_torchs_own(kind, both, depth):
     t = batch((5, 2, 7))
     x = t.x.clone().requires_grad_()
     got = trunk(t.replace(x=x)).x
-    (grad,) = torch.autograd.grad(got.square().sum(), x)
+    grad, *grads = torch.autograd.grad(got.square().sum(), (x, *trunk.rnn.parameters()))
+    sums = [torch.zeros_like(g) for g in grads]
     for i, n in enumerate((5, 2, 7)):
         one = t.x[i : i + 1, :n].clone().requires_grad_()
         want = ref(one)[0]
         close(got[i : i + 1, :n], want)
-        close(grad[i : i + 1, :n], torch.autograd.grad(want.square().sum(), one)[0])
+        own, *parts = torch.autograd.grad(want.square().sum(), (one, *ref.parameters()))
+        close(grad[i : i + 1, :n], own)
+        sums = [a + b for a, b in zip(sums, parts, strict=True)]
+    for a, b in zip(grads, sums, strict=True):
+        close(a, b, 1e-4)
 
 
 def test_an_lstm_by_hand(trunks):
