@@ -16,8 +16,9 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/worldtokens demo
 
+# Two processes with a core each: most tests wait for Python, not for arithmetic.
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not network" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(ARGS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not network" $(ARGS)
