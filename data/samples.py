@@ -43,6 +43,12 @@ SETS: dict[str, Sample] = {
         "embedded, 11 MB",
         open_emoji,
     ),
+    "emoji_plain": Sample(
+        "the 1,911 of them that don't repeat another with a skin tone",
+        "CC-BY-4.0, MIT",
+        "as emoji",
+        functools.partial(open_emoji, skin_tones=False),
+    ),
     "stamps": Sample(
         "785 captioned photos and drawings, 77 languages, 6,243 spoken captions",
         "GPL-2",
