@@ -2,7 +2,7 @@
 
     python examples/language_model.py [--steps 1400]
 
-Minutes on a CPU; `worldtokens results language_model` sets such a model beside a Kneser-Ney 5-gram and an LSTM.
+Minutes on a CPU; `worldtokens results lm_verses` sets such a model beside a Kneser-Ney 5-gram and an LSTM.
 """
 
 import argparse

@@ -5,7 +5,7 @@ import pytest
 
 import worldtokens as wt
 from worldtokens.quality.kneser_ney import KneserNey
-from worldtokens.quality.language_model import lstm
+from worldtokens.quality.language_modelling import lstm
 
 RNG = np.random.default_rng(0)
 

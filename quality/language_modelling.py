@@ -1,9 +1,8 @@
-"""Small language models beside a Kneser-Ney 5-gram on the same pieces and an LSTM of as many parameters."""
+"""What the checks of language models share: a Kneser-Ney 5-gram on the same pieces and an LSTM of as many parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,20 +14,14 @@ from worldtokens.tasks.language_model import LanguageModel
 from worldtokens.training.recipe import Recipe
 from worldtokens.training.settings import autocast_type
 
-ABOUT = "language models of Bible verses and the Brown corpus, beside a Kneser-Ney 5-gram and an LSTM"
-SETS = {"verses": "Bible verses, whole books held out", "brown": "Brown corpus, whole texts held out"}
 
-
-def check(out: Path, scale: float = 1.0, sets: Sequence[str] = tuple(SETS)) -> list[Result]:
-    """Ours, the LSTM on the same batches, and the 5-gram on the whole training text, for each set.
+def beside(name: str, what: str, out: Path, scale: float) -> list[Result]:
+    """Ours, the LSTM on the same batches, and the 5-gram on the whole training text.
 
     Args:
-        sets: of `SETS`.
+        name: of the recipe, `lm_<name>`, and of its set.
+        what: the set in a few words.
     """
-    return [result for name in sets for result in _one(name, out, scale)]
-
-
-def _one(name: str, out: Path, scale: float) -> list[Result]:
     recipe = read_recipe(f"lm_{name}", out / name, scale)
     rows, held = recipe.rows()
     test = rows_of(recipe, "test")
@@ -43,7 +36,7 @@ def _one(name: str, out: Path, scale: float) -> list[Result]:
     peer_figures = evaluated(peer, test, lstm_recipe)
     tokens = recipe.train.steps * recipe.train.batch_size * sum(map(len, ids_of(ours, rows))) // len(rows)
     facts = {
-        "task": f"LanguageModel: {SETS[name]}",
+        "task": f"LanguageModel: {what}",
         "data": f"{name}, {len(rows):,} train / {len(test)} test, {figures['bytes']:,.0f} bytes to tell",
         "size": f"{ours.trunk.dim} wide, {ours.trunk.cfg.depth} deep, {ours.front.vocab_size:,} pieces",
         "parameters": count,
