@@ -11,7 +11,7 @@ The model has GPT-2 small's shape (12 layers, 768 wide, 12 heads, 50,257 pieces)
   off on both sides. Peak memory is the process's own high-water mark (Linux), in runs apart: above what it held before the
   step, when weights and moments are there and gradients aren't; and in all.
 
---bf16 adds a training step under autocast.
+--bf16 adds generation with weights in bfloat16 on both sides, and a training step under autocast.
 """
 
 from __future__ import annotations
@@ -138,6 +138,13 @@ def main() -> None:
     for batch in set.batches:
         took = turns(generating(ours, theirs, batch, set.new), set.rounds)
         report(f"GPT-2 small generation, {set.new} new, batch {batch}", took, batch * set.new, "tokens")
+    if set.bf16:
+        ours.bfloat16(), theirs.bfloat16()
+        for batch in set.batches:
+            took = turns(generating(ours, theirs, batch, set.new), set.rounds)
+            what = f"GPT-2 small generation, {set.new} new, batch {batch}, weights in bf16"
+            report(what, took, batch * set.new, "tokens")
+        ours, theirs = pair()
     for half in (False, True) if set.bf16 else (False,):
         for rows in set.rows:
             took = turns(learning(ours, theirs, rows, set.length, half), set.rounds)

@@ -36,7 +36,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
         exchanged = loss_with(model, exchange(test, "image"))
         nearest = text_scores(nearest_captions(rows, test), [model.references(r) for r in test])
         facts = {
-            "data": f"{source}, {len(rows):,} train / {len(test)} test, split by what is shown",
+            "data": f"{title}, {len(rows):,} train / {len(test)} test, split by what is shown",
             "size": size(model),
             "parameters": sum(p.numel() for p in model.parameters()),
             "steps": report.steps,
