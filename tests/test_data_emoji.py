@@ -130,13 +130,19 @@ def test_damaged_pack_says_what_to_do(tmp_path, monkeypatch):
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(InputError, match="emoji, stamps"):
+    with pytest.raises(InputError, match="emoji, emoji_plain, stamps"):
         samples.open("imagenet")
     with pytest.raises(InputError, match="found test, train, validation"):
         samples.open("emoji", split="val")
     with pytest.raises(TypeError):
         samples.open("emoji", langages=("fr",))
     assert {name for name, *_ in samples.table()} == set(samples.SETS)
+
+
+def test_plain_ones_repeat_none_with_a_skin_tone():
+    plain = samples.open("emoji_plain")
+    assert len(plain) == 1911 and all(row["id"] == row["base"] for row in plain)
+    assert {row["id"] for row in plain} < {row["id"] for row in samples.open("emoji")}
 
 
 @pytest.mark.network
