@@ -104,7 +104,7 @@ def length_figure(curves: Mapping[str, Mapping[str, float]], path: Path) -> Path
     panel.set_xlabel("words of the source")
     panel.set_ylabel("BLEU")
     panel.set_ylim(bottom=0)
-    panel.legend(frameon=False)
+    panel.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
     panel.grid(alpha=0.3)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
