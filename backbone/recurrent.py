@@ -244,12 +244,12 @@ class Recurrent(Part):
             place = place.gather(0, block.argsort(dim=0, stable=True))
         elif self.bidirectional and order == "causal" and len(place) > 1:
             raise ValueError(_LATER)
-        index = place.flatten()[flat]  # (T,): the first tokens of all samples, the second ones of all, ...
         rows = [row for row, _ in found]
         start = self._resume(cache, first, rows, tokens.segment.flatten()[place[0]])
         x = tokens.x.reshape(b * n, d)
         if cache is None and not self.bidirectional and device.type == "cpu" and torch.is_grad_enabled():
             return self._side_by_side(x, place, inside, start).view(b, n, d), None, [], []
+        index = place.flatten()[flat]  # (T,): the first tokens of all samples, the second ones of all, ...
         out, end = self.rnn(PackedSequence(x[index], sizes), start)
         whole = out.data.new_zeros(b * n, d).index_copy(0, index, out.data).view(b, n, d)
         last = {}
@@ -259,7 +259,9 @@ class Recurrent(Part):
         return whole, end, list(last), [s for _, s in last.values()]
 
     def _side_by_side(self, x: Tensor, place: Tensor, inside: Tensor, start) -> Tensor:
-        """Samples of like length as rows of one padded batch; (T, D) in, (T, D) out.
+        """Samples of like length as rows of one padded batch; x is (B N, D), and so is what comes out.
+
+        `place` (longest, S) says where in x a sample's tokens are, the longest sample first, `inside` how far it goes.
 
         Going from left to right, nothing reads the padding at a row's end. On a CPU the backward pass of a packed
         sequence makes a gradient of the whole sequence's size at every step: six times slower at 128 steps.

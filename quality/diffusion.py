@@ -14,8 +14,7 @@ import torch
 
 import worldtokens as wt
 from worldtokens.apps.sheet import Cell, Row, draw_sheet
-from worldtokens.data.emoji import open_emoji
-from worldtokens.data.rows import Rows
+from worldtokens.data import samples
 from worldtokens.quality.base import Result
 from worldtokens.quality.classifying import percent, read_recipe
 from worldtokens.training.loop import train
@@ -52,9 +51,8 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     `figures.json`, into `out`.
     """
     recipe = read_recipe("diffusion_emoji", out / "painter", scale)
-    # half of all pictures repeat another one with a skin tone
-    rows = {s: open_emoji(s, skin_tones=False) for s in ("train", "validation", "test")}
-    model, minutes = trained(recipe, rows["train"])
+    rows = {s: samples.open("emoji_plain", split=s) for s in ("train", "validation", "test")}
+    model, minutes = trained(recipe)
     side = model.front.size[0]
     judge, _ = trained(judging(out / "judge", side, scale))
     if scale < 1:
@@ -141,16 +139,15 @@ def judging(out: Path, side: int, scale: float = 1.0) -> Recipe:
     return read_recipe("clip_pictures", out, 0.6 * scale, 0, *given)
 
 
-def trained(recipe: Recipe, rows: Rows | None = None) -> tuple[Any, float]:
-    """A recipe's model on its own rows or these, gone on with where a start was stopped, and the minutes of processor time of all its starts."""
+def trained(recipe: Recipe) -> tuple[Any, float]:
+    """A recipe's model, gone on with where a start was stopped, and the minutes of processor time of all its starts."""
     out = Path(recipe.train.out)
     spent, finished = out / "seconds.json", out / "finished"
     before = json.loads(spent.read_text()) if spent.exists() and (out / "last").exists() else 0.0
     if finished.exists() and finished.read_text() == str(recipe):
         return wt.load(out / "last"), before / 60
     settings = dataclasses.replace(recipe.train, resume=(out / "last").exists())
-    own, held = recipe.rows()
-    rows = own if rows is None else rows
+    rows, held = recipe.rows()
     model, augment = recipe.build(rows)
     began = time.process_time()
     try:

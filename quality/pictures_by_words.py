@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from worldtokens.data.emoji import open_emoji
+from worldtokens.data import samples
 from worldtokens.quality.base import Result
 from worldtokens.quality.classifying import percent, read_recipe
 from worldtokens.quality.diffusion import agreement, caption, draw, half, judging, trained
@@ -25,10 +25,9 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     `figures.json`, into `out`.
     """
     codes, recipe = recipes(out, scale)
-    # half of all pictures repeat another one with a skin tone
-    rows = {s: open_emoji(s, skin_tones=False) for s in ("train", "validation", "test")}
+    rows = {s: samples.open("emoji_plain", split=s) for s in ("train", "validation", "test")}
     autoencoder, codes_minutes = trained(codes)
-    model, minutes = trained(recipe, rows["train"])
+    model, minutes = trained(recipe)
     side = model.picture.size[0]
     # the very judge of the check of diffusion: whichever comes first trains it
     judge, _ = trained(judging(out.parent / "diffusion" / "judge", side, scale))
