@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import worldtokens as wt
 from worldtokens.apps.confusion import draw_confusion
 from worldtokens.quality.base import Result
 from worldtokens.tasks.classification import Classifier
@@ -48,6 +51,33 @@ def train_measured(task: Classifier, rows: Any, validation: Any, recipe: Recipe,
     report = train(task, rows, validation, train=recipe.train, optim=recipe.optim, augment=augment)
     report.seconds = time.process_time() - began
     return report
+
+
+def trained(recipe: Recipe) -> tuple[Any, float]:
+    """A recipe's model, and the minutes of processor time that it took.
+
+    What the recipe's folder holds is taken: a finished model of this very recipe as it is, a stopped one is gone on with.
+    """
+    out, said = Path(recipe.train.out), str(recipe)
+    begun, spent, finished = out / "begun", out / "seconds.json", out / "finished"
+    same = begun.exists() and begun.read_text() == said and (out / "last").exists()
+    before = json.loads(spent.read_text()) if same and spent.exists() else 0.0
+    if same and finished.exists():
+        return wt.load(out / "last"), before / 60
+    finished.unlink(missing_ok=True)
+    rows, held = recipe.rows()
+    model, augment = recipe.build(rows)
+    settings = dataclasses.replace(recipe.train, resume=same)
+    began = time.process_time()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        begun.write_text(said)
+        train(model, rows, held, train=settings, optim=recipe.optim, augment=augment)
+    finally:
+        seconds = before + time.process_time() - began
+        spent.write_text(json.dumps(seconds))
+    finished.touch()
+    return model, seconds / 60
 
 
 def picture(task: Classifier, rows: Sequence, out: Path, title: str) -> None:

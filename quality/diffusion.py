@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import worldtokens as wt
 from worldtokens.apps.sheet import Cell, Row, draw_sheet
 from worldtokens.data import samples
 from worldtokens.quality.base import Result
-from worldtokens.quality.classifying import percent, read_recipe
-from worldtokens.training.loop import train
+from worldtokens.quality.classifying import percent, read_recipe, trained
 from worldtokens.training.recipe import Recipe
 from worldtokens.training.settings import autocast_type
 
@@ -137,26 +133,6 @@ def judging(out: Path, side: int, scale: float = 1.0) -> Recipe:
     words["data.augment.image.0.size"] = side
     given = [word for name, value in words.items() for word in (f"--{name}", str(value))]
     return read_recipe("clip_pictures", out, 0.6 * scale, 0, *given)
-
-
-def trained(recipe: Recipe) -> tuple[Any, float]:
-    """A recipe's model, gone on with where a start was stopped, and the minutes of processor time of all its starts."""
-    out = Path(recipe.train.out)
-    spent, finished = out / "seconds.json", out / "finished"
-    before = json.loads(spent.read_text()) if spent.exists() and (out / "last").exists() else 0.0
-    if finished.exists() and finished.read_text() == str(recipe):
-        return wt.load(out / "last"), before / 60
-    settings = dataclasses.replace(recipe.train, resume=(out / "last").exists())
-    rows, held = recipe.rows()
-    model, augment = recipe.build(rows)
-    began = time.process_time()
-    try:
-        train(model, rows, held, train=settings, optim=recipe.optim, augment=augment)
-    finally:
-        seconds = before + time.process_time() - began
-        spent.write_text(json.dumps(seconds))
-    finished.write_text(str(recipe))
-    return model, seconds / 60
 
 
 def caption(row: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from worldtokens.quality.base import Result
-from worldtokens.quality.classifying import read_recipe, train_recipe
+from worldtokens.quality.classifying import read_recipe, trained
 from worldtokens.quality.kneser_ney import KneserNey
 from worldtokens.tasks.language_model import LanguageModel
 from worldtokens.training.recipe import Recipe
@@ -16,23 +16,23 @@ from worldtokens.training.settings import autocast_type
 
 
 def beside(name: str, what: str, out: Path, scale: float) -> list[Result]:
-    """Ours, the LSTM on the same batches, and the 5-gram on the whole training text.
+    """Ours, the LSTM on the same batches, and the 5-gram on the whole training text; either training goes on where it was stopped.
 
     Args:
         name: of the recipe, `lm_<name>`, and of its set.
         what: the set in a few words.
     """
     recipe = read_recipe(f"lm_{name}", out / name, scale)
-    rows, held = recipe.rows()
+    rows = recipe.rows()[0]
     test = rows_of(recipe, "test")
-    ours, report = train_recipe(recipe, rows, held)
+    ours, minutes = trained(recipe)
     figures = evaluated(ours, test, recipe)
     count = sum(p.numel() for p in ours.parameters())
     grams = five_gram(ours, rows, test)
     lstm_recipe = read_recipe(
         f"lm_{name}", out / f"{name}_lstm", scale, 0, *lstm(ours.front.vocab_size, count)
     )
-    peer, _ = train_recipe(lstm_recipe, rows, held)
+    peer, _ = trained(lstm_recipe)
     peer_figures = evaluated(peer, test, lstm_recipe)
     tokens = recipe.train.steps * recipe.train.batch_size * sum(map(len, ids_of(ours, rows))) // len(rows)
     facts = {
@@ -40,8 +40,8 @@ def beside(name: str, what: str, out: Path, scale: float) -> list[Result]:
         "data": f"{name}, {len(rows):,} train / {len(test)} test, {figures['bytes']:,.0f} bytes to tell",
         "size": f"{ours.trunk.dim} wide, {ours.trunk.cfg.depth} deep, {ours.front.vocab_size:,} pieces",
         "parameters": count,
-        "steps": report.steps,
-        "minutes": round(report.seconds / 60, 1),
+        "steps": recipe.train.steps,
+        "minutes": round(minutes, 1),
         "metric": "bits per byte",
         "value": round(figures["bits_per_byte"], 4),
         "better": "lower",

@@ -11,8 +11,8 @@ from PIL import Image
 
 from worldtokens.data import samples
 from worldtokens.quality.base import Result
-from worldtokens.quality.classifying import percent, read_recipe
-from worldtokens.quality.diffusion import agreement, caption, draw, half, judging, trained
+from worldtokens.quality.classifying import percent, read_recipe, trained
+from worldtokens.quality.diffusion import agreement, caption, draw, half, judging
 
 ABOUT = "pictures drawn code by code by a language model, judged by a CLIP trained apart"
 GUIDANCE = 3.0

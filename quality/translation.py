@@ -12,7 +12,7 @@ import numpy as np
 from worldtokens.apps.attention_look import alignment_figure
 from worldtokens.quality.base import Result
 from worldtokens.quality.captioning import exchange, held_rows, loss_with, size
-from worldtokens.quality.classifying import read_recipe, train_recipe
+from worldtokens.quality.classifying import read_recipe, trained
 from worldtokens.tasks.text_scores import text_scores
 
 ABOUT = "translation: three kinds of trunks on Bible verses, beside a learnt dictionary; BLEU by length"
@@ -25,21 +25,21 @@ BINS = (0, 10, 15, 20, 25, 30, 40, 80)  # words of the source
 
 
 def check(out: Path, scale: float = 1.0) -> list[Result]:
-    """Three trainings on the same rows; figures of BLEU by length and of alignments in `out`."""
+    """Three trainings on the same rows, each gone on with where it was stopped; figures of BLEU by length and of alignments in `out`."""
     test = held_rows("verse_books")
     sources, right = [r["text"] for r in test], [[r["target"]] for r in test]
     answers, lines, results = {}, {}, []
     for name, kind in KINDS.items():
         recipe = read_recipe(name, out / name, scale)
-        rows, held = recipe.rows()
-        model, report = train_recipe(recipe, rows, held)
+        rows = recipe.rows()[0]
+        model, minutes = trained(recipe)
         answers[kind] = model.translate(sources)
         lines[kind] = {
             "data": f"verses, {len(rows):,} train / {len(test)} test, seven books held out whole",
             "size": size(model),
             "parameters": sum(p.numel() for p in model.parameters()),
-            "steps": report.steps,
-            "minutes": round(report.seconds / 60, 1),
+            "steps": recipe.train.steps,
+            "minutes": round(minutes, 1),
             "loss": loss_with(model, test),
             "exchanged": loss_with(model, exchange(test, "text")),
         }
