@@ -121,8 +121,11 @@ class CLIP(Task):
 
     def encode(self, column: str, batch: Batch | Tensor) -> Tensor:
         """A front-end's batch (or a preprocessed tensor) -> (B, dim), unit length, with a graph."""
-        tokens = self._trunk(column)(self.tokenizers[column](batch))
-        return F.normalize(self.projections[column](self._pool(column, tokens)).float(), dim=-1)
+        return F.normalize(self.projections[column](self._pooled(column, batch)).float(), dim=-1)
+
+    def _pooled(self, column: str, batch: Batch | Tensor) -> Tensor:
+        """What the projection reads, (B, width of the trunk)."""
+        return self._pool(column, self._trunk(column)(self.tokenizers[column](batch)))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The embeddings of every column that the batch has: ``{column: (rows that have it, dim)}``."""
@@ -206,18 +209,39 @@ class CLIP(Task):
         Raises:
             InputError: no such column, or a source can't be read.
         """
+        return self._each(self.encode, self.dim, column, sources, batch_size)
+
+    def features(self, column: str, sources: Any, batch_size: int = 64) -> Tensor:
+        """As `embed`, but what the projection to the shared space reads: for linear probes, as Radford et al. (2021) took them.
+
+        Returns:
+            (B, width of the column's trunk) float32, of any length.
+
+        Raises:
+            InputError: as `embed`.
+        """
+
+        def pooled(column: str, batch: Batch | Tensor) -> Tensor:
+            return self._pooled(column, batch).float()
+
+        width = self._trunk(column).dim if column in self.tokenizers else 0
+        return self._each(pooled, width, column, sources, batch_size)
+
+    def _each(
+        self, encode: Callable[..., Tensor], width: int, column: str, sources: Any, batch_size: int
+    ) -> Tensor:
         if column not in self.tokenizers:
             raise InputError(f"this model has no column {column!r}; it has {self.columns}")
         with evaluating(self):
             if isinstance(sources, Tensor | Batch):
-                return self.encode(column, sources.to(self.device))
+                return encode(column, sources.to(self.device))
             if isinstance(sources, str | bytes):
                 sources = [sources]
             tokenizer, out = self.tokenizers[column], []
             for i in range(0, len(sources), batch_size):
                 raws = [tokenizer.read(s) for s in sources[i : i + batch_size]]
-                out.append(self.encode(column, tokenizer.collate(raws).to(self.device)))
-            return torch.cat(out) if out else torch.zeros(0, self.dim, device=self.device)
+                out.append(encode(column, tokenizer.collate(raws).to(self.device)))
+            return torch.cat(out) if out else torch.zeros(0, width, device=self.device)
 
     def class_vectors(
         self,

@@ -1,6 +1,7 @@
 """How good a space is, judged by classes that it wasn't trained on: a linear probe, and classes told in words.
 
-Notable: both read embeddings alone, so any model with `embed(column, sources)` can be judged. The probe is logistic
+Notable: both read vectors alone, so any model with `embed(column, sources)` can be judged; the probe takes `features` where a
+model has them, what stands before the projection into the shared space (as Radford et al. 2021 did). It is logistic
 regression in float64 by L-BFGS: a convex problem, so its answer follows from the data and not from a schedule.
 
 Shapes: n samples, D width, C classes.
@@ -54,13 +55,13 @@ def linear_probe(
     strengths: Sequence[float] = STRENGTHS,
     batch_size: int = 64,
 ) -> Probe:
-    """L2-regularised multinomial logistic regression on frozen embeddings, as CLIP (Radford et al. 2021) was judged.
+    """L2-regularised multinomial logistic regression on frozen features, as CLIP (Radford et al. 2021) was judged.
 
-    Embeddings are standardised by the training samples. The penalty's strength is the one that is best on validation
+    Features are standardised by the training samples. The penalty's strength is the one that is best on validation
     rows; the answer is then fitted anew on training and validation rows together.
 
     Args:
-        model: has `embed(column, sources, batch_size)` -> (n, D), such as `CLIP`.
+        model: has `features(column, sources, batch_size)` -> (n, D), such as `CLIP`, or `embed`.
         column: which front-end's. Rows without it are left out; of a list every value is a sample.
         train_rows, test_rows: dicts by column.
         label: the column of a row's class. A test row of a class that training lacks counts as wrong.
@@ -212,7 +213,7 @@ def _samples(
     classes: Sequence[Hashable],
     batch_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """(n, D) float64 embeddings and (n,) class numbers, -1 for a class that isn't known; on the CPU."""
+    """(n, D) float64 features and (n,) class numbers, -1 for a class that isn't known; on the CPU."""
     number = {c: i for i, c in enumerate(classes)}
     sources, y = [], []
     for row in rows:
@@ -220,7 +221,7 @@ def _samples(
         sources += values
         y += [number.get(row[label], -1)] * len(values)
     with torch.no_grad():
-        x = model.embed(column, sources, batch_size)
+        x = getattr(model, "features", model.embed)(column, sources, batch_size)
     return x.double().cpu(), torch.tensor(y)
 
 

@@ -111,6 +111,17 @@ def test_embed_takes_every_form(model, tmp_path):
         model.embed("sound", ["x.wav"])
 
 
+def test_features_are_what_the_projection_reads(model):
+    words = [r["text"][0] for r in ROWS[:3]]
+    seen = model.features("text", words, batch_size=2)
+    assert seen.shape == (3, model._trunk("text").dim)
+    made = torch.nn.functional.normalize(model.projections["text"](seen), dim=-1)
+    assert (made - model.embed("text", words)).abs().max() < 1e-6
+    assert model.features("image", []).shape == (0, model._trunk("text").dim)
+    with pytest.raises(wt.InputError, match="no column 'sound'"):
+        model.features("sound", ["x.wav"])
+
+
 def test_a_batch_embeds_as_one_by_one(model):
     captions = [c for r in ROWS for c in r["text"]] + ["", "a " * 60]
     together = model.embed("text", captions, batch_size=7)

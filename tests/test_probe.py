@@ -164,3 +164,20 @@ def test_a_clip_is_probed_column_by_column():
 
     assert wt.linear_probe(model, "image", rows(40, 0), rows(20, 1)).top1 == 1.0
     assert set(wt.zero_shot_top1(model, rows(10, 2))) == {"top1", "chance", "majority", "classes", "samples"}
+
+
+def test_what_stands_before_the_projection_is_judged():
+    """A model that has `features` is judged by them, not by what its projection leaves."""
+
+    class Projecting(Given):
+        def features(self, column, sources, batch_size=64):
+            return super().embed(column, sources)
+
+        def embed(self, column, sources, batch_size=64):
+            return torch.ones(len(sources), 2)
+
+    train, test = clouds(90), clouds(60, seed=1)
+    assert (
+        wt.linear_probe(Projecting(), "x", train, test).top1
+        == wt.linear_probe(Given(), "x", train, test).top1
+    )

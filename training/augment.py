@@ -158,9 +158,7 @@ class WordDropout(nn.Module):
     def __init__(self, keep: float = 0.7, whole: float = 0.0, ends: bool = True) -> None:
         super().__init__()
         if not (0 < keep <= 1 and 0 <= whole <= 1):
-            raise InputError(
-                f"WordDropout: keep={keep}, whole={whole}; expected above 0 to 1, and 0 to 1"
-            )
+            raise InputError(f"WordDropout: keep={keep}, whole={whole}; expected above 0 to 1, and 0 to 1")
         self.keep, self.whole, self.ends = keep, whole, ends
 
     def forward(self, ids: Tensor) -> Tensor:
