@@ -92,7 +92,8 @@ def linear_probe(
             raise InputError(f"no {what} row has both {column!r} and {label!r}")
     if len(classes) < 2:
         raise InputError(f"all training rows are of the class {classes[0]!r}, expected two or more classes")
-    sets = [_samples(model, column, rows, label, classes, batch_size) for rows in (train, validation, test)]
+    seen = getattr(model, "features", model.embed)
+    sets = [_samples(seen, column, rows, label, classes, batch_size) for rows in (train, validation, test)]
     mean, std = sets[0][0].mean(0), sets[0][0].std(0, correction=0)
     # a constant feature tells nothing, and must not become rounding noise of size 1
     std = torch.where(std > 1e-6 * std.max(), std, torch.inf)
@@ -186,7 +187,7 @@ def zero_shot_top1(
     classes = sorted(found, key=str) if classes is None else list(classes)
     if extra := found - set(classes):
         raise InputError(f"rows have the class {min(extra, key=str)!r}, which is not among the classes given")
-    x, y = _samples(model, column, rows, label, classes, batch_size)
+    x, y = _samples(model.embed, column, rows, label, classes, batch_size)
     near = (x @ model.class_vectors(classes, templates, text).double().cpu().T).argmax(1)
     counts = y.bincount(minlength=len(classes))
     return {
@@ -206,7 +207,7 @@ def _having(rows: Sequence[Mapping[str, Any]], column: str, label: str) -> Any:
 
 
 def _samples(
-    model: Any,
+    vectors: Callable[..., Tensor],
     column: str,
     rows: Sequence[Mapping[str, Any]],
     label: str,
@@ -221,7 +222,7 @@ def _samples(
         sources += values
         y += [number.get(row[label], -1)] * len(values)
     with torch.no_grad():
-        x = getattr(model, "features", model.embed)(column, sources, batch_size)
+        x = vectors(column, sources, batch_size)
     return x.double().cpu(), torch.tensor(y)
 
 
