@@ -34,7 +34,7 @@ def peer_of(model, context, vocabulary=None, end=None):
     """An open_clip CLIP with the same width, depth, heads, patch, picture size and vocabulary."""
     from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 
-    image, text, cfg = model.tokenizers["image"], plain(model.tokenizers["text"]), model.trunk.cfg
+    (image, text), cfg = fronts(model), model.trunk.cfg
     vision = CLIPVisionCfg(
         layers=cfg.depth,
         width=cfg.dim,
@@ -57,9 +57,9 @@ def peer_of(model, context, vocabulary=None, end=None):
     return CLIP(model.dim, vision, words)
 
 
-def plain(tokenizer):
-    """The front-end itself where tokens are left out of another one's."""
-    return getattr(tokenizer, "tokenizer", tokenizer)
+def fronts(model):
+    """The front-ends of pictures and of words themselves, where tokens are left out of them in training."""
+    return [getattr(t, "tokenizer", t) for t in (model.tokenizers["image"], model.tokenizers["text"])]
 
 
 class Mapped(torch.nn.Module):
@@ -69,7 +69,7 @@ class Mapped(torch.nn.Module):
         super().__init__()
         import worldtokens as wt
 
-        image, text = model.tokenizers["image"], plain(model.tokenizers["text"])
+        image, text = fronts(model)
         self.front, self.image = [text], [image]
         clip = wt.TextTokenizer.clip(
             1
@@ -102,7 +102,7 @@ class Peer(torch.nn.Module):
         from open_clip.loss import ClipLoss
 
         # in lists, so that they aren't its parameters
-        self.image, self.text = [model.tokenizers["image"]], [plain(model.tokenizers["text"])]
+        self.image, self.text = ([front] for front in fronts(model))
         self.context = self.text[0].context
         self.net, self.criterion = peer_of(model, self.context), ClipLoss()
 
