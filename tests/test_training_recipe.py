@@ -282,3 +282,33 @@ train: {{steps: 6, batch_size: 4, accumulation: 2, device: cpu, tensorboard: fal
     for name in ("tokenizers.series.scale.weight", "never_used.weight"):
         assert torch.equal(after[name], start[name])
     assert not torch.equal(after["tokenizers.views.scale.weight"], start["tokenizers.views.scale.weight"])
+
+
+def test_a_check_goes_on_with_its_own_training_alone(small, tmp_path, monkeypatch):
+    """Stopped: gone on with, its minutes added. Finished: taken as it is. Another recipe: begun anew."""
+    from worldtokens.quality import classifying
+
+    def recipe(*words):
+        return Recipe.read(str(small), ["--train.overwrite", "--train.eval_every", "null", *words])
+
+    seen = []
+
+    def stopping(*args, train, **kwargs):
+        seen.append(train.resume)
+        report = real(*args, train=train, **kwargs)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        return report
+
+    real = classifying.train
+    monkeypatch.setattr(classifying, "train", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        classifying.trained(recipe())
+    first, minutes = classifying.trained(recipe())
+    again, same = classifying.trained(recipe())
+    assert seen == [False, True] and same == minutes > 0
+    for name, value in first.state_dict().items():
+        assert torch.equal(value.cpu(), again.state_dict()[name]), name
+    other, _ = classifying.trained(recipe("--train.seed", "1"))
+    assert seen == [False, True, False]
+    assert any(not torch.equal(v, first.state_dict()[n]) for n, v in other.state_dict().items())
