@@ -25,6 +25,9 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-us-nyc")
 TAKES = 4  # of each word by each voice
 PACKAGES = ("espeak-ng", "libespeak-ng1", "espeak-ng-data", "libpcaudio0", "libsonic0")
+# libpcaudio0's own, which a machine without sound lacks
+LIBRARIES = "libpulse0 libasound2 libasyncns0 libsndfile1 libdbus-1-3 libx11-6 libx11-xcb1 libxcb1 libxau6 libxdmcp6 libbsd0"
+LIBRARIES += " libmd0 libflac12 libvorbis0a libvorbisenc2 libogg0 libopus0 libmp3lame0 libmpg123-0"
 _WAY_OUT = "Install espeak-ng (on Debian or Ubuntu: apt-get install espeak-ng) and open the set again."
 
 
@@ -127,18 +130,26 @@ def _program() -> tuple[str, dict[str, str] | None]:
     library = next(root.glob("usr/lib/*/libespeak-ng.so.1"), None)
     if library is None or not program.is_file():
         raise InputError(f"{root} holds no espeak-ng; remove that folder. {_WAY_OUT}")
-    path = os.environ.get("LD_LIBRARY_PATH")
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": f"{library.parent}{':' + path if path else ''}",
-        "ESPEAK_DATA_PATH": str(library.parent),
-    }
+    folders, data = [library.parent], str(library.parent)
+    environment, said = _starts(program, folders, data)
+    if said and "shared librar" in said:
+        more = fetch.cached("espeak-ng-sound", lambda work: [fetch.deb(p, work) for p in LIBRARIES.split()])
+        folders += sorted({f.parent for f in more.rglob("*.so*")})
+        environment, said = _starts(program, folders, data)
+    if said:
+        raise InputError(f"{program} doesn't start: {said}. {_WAY_OUT}")
+    return str(program), environment
+
+
+def _starts(program: Path, folders: Sequence[Path], data: str) -> tuple[dict[str, str], str]:
+    """The environment with these libraries' folders, and what the program complains of in it."""
+    given = os.environ.get("LD_LIBRARY_PATH")
+    path = os.pathsep.join([*map(str, folders), *([given] if given else [])])
+    environment = {**os.environ, "LD_LIBRARY_PATH": path, "ESPEAK_DATA_PATH": data}
     done = subprocess.run(
         [program, "--version"], capture_output=True, env=environment, text=True, check=False
     )
-    if done.returncode:
-        raise InputError(f"{program} doesn't start: {done.stderr.strip()}. {_WAY_OUT}")
-    return str(program), environment
+    return environment, (done.stderr.strip() or "it failed") if done.returncode else ""
 
 
 def _fill(folder: Path) -> None:
