@@ -128,10 +128,9 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
 
 
 def judging(out: Path, side: int, scale: float = 1.0) -> Recipe:
-    """How the judge is trained: the shipped CLIP at the painter's size, which reads every patch."""
-    pictures = f"{{class: worldtokens.ImageTokenizer, args: {{dim: 192, patch: {side // 4}, size: {side}, draft: false}}}}"
-    words = {"model.tokenizers.image": pictures, "data.augment.image.0.size": side}
-    words |= {"model.tokenizers.text.keep": 0.85, "optim.ema": "null"}
+    """How the judge is trained: the shipped CLIP at the painter's size."""
+    words = {"model.tokenizers.image.size": side, "model.tokenizers.image.patch": side // 4}
+    words["data.augment.image.0.size"] = side
     given = [word for name, value in words.items() for word in (f"--{name}", str(value))]
     return read_recipe("clip_pictures", out, 0.6 * scale, 0, *given)
 
