@@ -132,7 +132,7 @@ def _program() -> tuple[str, dict[str, str] | None]:
         raise InputError(f"{root} holds no espeak-ng; remove that folder. {_WAY_OUT}")
     folders, data = [library.parent], str(library.parent)
     environment, said = _starts(program, folders, data)
-    if said and "shared librar" in said:
+    if "shared librar" in said:
         more = fetch.cached("espeak-ng-sound", lambda work: [fetch.deb(p, work) for p in LIBRARIES.split()])
         folders += sorted({f.parent for f in more.rglob("*.so*")})
         environment, said = _starts(program, folders, data)

@@ -1,10 +1,10 @@
-"""Jitter of sounds, clouds and texts: off it changes nothing, on it keeps what it should."""
+"""Jitter of sounds and clouds: off it changes nothing, on it keeps what it should."""
 
 import pytest
 import torch
 
 import worldtokens as wt
-from worldtokens.training.augment import CloudJitter, SoundJitter, WordDropout
+from worldtokens.training.augment import CloudJitter, SoundJitter
 
 OFF = {"speed": 0.0, "shift": 0.0, "gain": 0.0, "colour": 0.0, "noise": None}
 
@@ -75,21 +75,3 @@ def test_the_upright_axis_stays_and_a_turn_keeps_distances():
     assert torch.allclose(*lengths) and not torch.allclose(out.sort(0).values, cloud.sort(0).values)
     with pytest.raises(wt.InputError, match="axis=3"):
         CloudJitter(axis=3)
-
-
-def test_word_dropout_keeps_order_ends_and_about_its_share():
-    ids = torch.arange(1, 102)
-    assert torch.equal(WordDropout(1.0)(ids), ids) and torch.equal(WordDropout(0.1, whole=1.0)(ids), ids)
-    torch.manual_seed(0)
-    sizes = []
-    for _ in range(50):
-        left = WordDropout(0.7)(ids)
-        assert left[0] == 1 and left[-1] == 101 and bool((left.diff() > 0).all())
-        sizes.append(len(left))
-    assert 67 < sum(sizes) / 50 < 75 and len(set(sizes)) > 5
-    whole = sum(len(WordDropout(0.5, whole=0.4)(ids)) == 101 for _ in range(200))
-    assert 55 < whole < 105
-    assert len(WordDropout(0.01, ends=False)(ids[:3])) >= 1
-    assert WordDropout(0.5)(ids[:1]).tolist() == [1] and WordDropout(0.5)(ids[:0]).tolist() == []
-    with pytest.raises(wt.InputError, match="keep=0"):
-        WordDropout(0)

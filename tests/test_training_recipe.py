@@ -284,7 +284,7 @@ train: {{steps: 6, batch_size: 4, accumulation: 2, device: cpu, tensorboard: fal
     assert not torch.equal(after["tokenizers.views.scale.weight"], start["tokenizers.views.scale.weight"])
 
 
-def test_a_check_goes_on_with_its_own_training_alone(small, tmp_path, monkeypatch):
+def test_a_check_goes_on_with_its_own_training_alone(small, monkeypatch):
     """Stopped: gone on with, its minutes added. Finished: taken as it is. Another recipe: begun anew."""
     from worldtokens.quality import classifying
 

@@ -1,4 +1,4 @@
-"""What training does to raw sounds, point clouds and texts, so that a model doesn't learn the few it has by heart.
+"""What training does to raw sounds and point clouds, so that a model doesn't learn the few recordings by heart.
 
 For a recipe's `data.augment`; pictures have torchvision's transforms. Both draw from torch's global generator, which the
 loop seeds for each row.
@@ -139,33 +139,3 @@ class CloudJitter(nn.Module):
 
 def _radius(points: Tensor) -> Tensor:
     return (points - points.mean(0)).norm(dim=1).max()
-
-
-class WordDropout(nn.Module):
-    """A text of which some pieces are missing: a person says less than a caption does.
-
-    For texts that are read, not for those that are to be written: a model would learn to write with gaps.
-
-    Args:
-        keep: chance of each piece to stay.
-        whole: share of the texts that keep everything.
-        ends: keep the first and the last id, a start and an end token.
-
-    Raises:
-        InputError: a share is out of its range.
-    """
-
-    def __init__(self, keep: float = 0.7, whole: float = 0.0, ends: bool = True) -> None:
-        super().__init__()
-        if not (0 < keep <= 1 and 0 <= whole <= 1):
-            raise InputError(f"WordDropout: keep={keep}, whole={whole}; expected above 0 to 1, and 0 to 1")
-        self.keep, self.whole, self.ends = keep, whole, ends
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """(N,) ids -> (M,) with M up to N, at least one."""
-        if _draw(0, 1) < self.whole:
-            return ids
-        stays = torch.rand(len(ids)) < self.keep
-        if self.ends and len(ids):
-            stays[0] = stays[-1] = True
-        return ids[stays] if stays.any() or not len(ids) else ids[:1]
