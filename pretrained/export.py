@@ -204,6 +204,7 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
     parts = {"front": front, "trunk": trunk}
     if isinstance(model, CLIP):
         parts |= {"projection": model.projections[column]}
+        parts |= {"standard": model.standards[column]} if model.standards else {}
         parts |= {"pool": model.pools[column]} if column in model.pools else {}
         return _Graph(model, column, front, parts, lambda batch: model.encode(column, batch), "embeddings")
     parts |= {

@@ -22,6 +22,7 @@ from worldtokens.parts import Part
 from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.pair_loss import alike, gather_rows, key_of, pair_loss
 from worldtokens.tasks.retrieval import between
+from worldtokens.tasks.standardize import Standardize
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokens import Tokens
 
@@ -54,6 +55,11 @@ class CLIP(Task):
             negative. Front-ends' columns, compared as read, or others of the row, such as ``"id"`` where several rows
             belong to one picture. None: the columns of text, so that a caption which several rows of a batch share is
             no false negative. ``[]``: every other row is a negative, as in open_clip.
+        standardize: every column's channels in the shared space are brought to mean 0 and variance 1 before vectors are made
+            unit length, by the batch in training and by running figures after (`Standardize`): what all pictures have in
+            common is no likeness then. Helps models trained from scratch on small sets.
+        smoothing: share of each match's target that is spread evenly over the batch (label smoothing, Szegedy et al. 2016), so
+            that small sets are learnt by heart later. Only with ``loss="clip"``.
 
     Raises:
         ValueError: fewer than two columns, widths that don't fit, or pairs of unknown columns.
@@ -71,6 +77,8 @@ class CLIP(Task):
         projection: str | dict[str, str] = "linear",
         pairs: list[list[str]] | None = None,
         same: list[str] | None = None,
+        standardize: bool = False,
+        smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         if len(tokenizers) < 2:
@@ -80,9 +88,13 @@ class CLIP(Task):
         for name, given in (("trunk", trunk), ("pool", pool), ("projection", projection)):
             if isinstance(given, Mapping) and set(given) != set(tokenizers):
                 raise ValueError(f"{name} names {sorted(given)}, the columns are {sorted(tokenizers)}")
+        if not 0 <= smoothing < 1 or (smoothing and loss != "clip"):
+            raise ValueError(
+                f"smoothing={smoothing} with loss={loss!r}, expected 0 <= smoothing < 1 with 'clip'"
+            )
         self.tokenizers = nn.ModuleDict(tokenizers)
         self.trunk = nn.ModuleDict(trunk) if isinstance(trunk, Mapping) else trunk
-        self.dim, self.loss_kind = dim, loss
+        self.dim, self.loss_kind, self.smoothing = dim, loss, smoothing
         self.pooling, self.pools = {}, nn.ModuleDict()
         self.projections = nn.ModuleDict()
         for name, tokenizer in tokenizers.items():
@@ -99,6 +111,7 @@ class CLIP(Task):
                 raise ValueError(f"pool of {name!r} is {how!r}, expected one of {POOLS} or an AttentionPool")
             kind = projection[name] if isinstance(projection, Mapping) else projection
             self.projections[name] = _projection(name, kind, width, dim)
+        self.standards = nn.ModuleDict({name: Standardize(dim) for name in tokenizers} if standardize else {})
         start = math.log(1 / 0.07) if loss == "clip" else math.log(10.0)
         self.logit_scale = nn.Parameter(torch.tensor(start))
         self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if loss == "siglip" else None
@@ -121,7 +134,12 @@ class CLIP(Task):
 
     def encode(self, column: str, batch: Batch | Tensor) -> Tensor:
         """A front-end's batch (or a preprocessed tensor) -> (B, dim), unit length, with a graph."""
-        return F.normalize(self.projections[column](self._pooled(column, batch)).float(), dim=-1)
+        x = self._projected(column, batch)
+        return F.normalize(self.standards[column](x) if self.standards else x, dim=-1)
+
+    def _projected(self, column: str, batch: Batch | Tensor) -> Tensor:
+        """Where a batch lies in the shared space, (B, dim) float32, of any length."""
+        return self.projections[column](self._pooled(column, batch)).float()
 
     def _pooled(self, column: str, batch: Batch | Tensor) -> Tensor:
         """What the projection reads, (B, width of the trunk)."""
@@ -157,16 +175,17 @@ class CLIP(Task):
         """
         with torch.no_grad():  # in place, so that the rate can still pull it back from the bound
             self.logit_scale.clamp_(0.0, math.log(MAX_SCALE))
-        found = self(batch)
+        found = {name: self._projected(name, batch[name]) for name in self.tokenizers if name in batch}
         x, has = self._placed(found, batch["has"], batch["weight"])
         same = batch["same"] if "same" in batch else has.new_zeros(len(has), 0, dtype=torch.int64)
         x, facts = gather_rows(x, torch.cat([has.long(), same], 1))
         has, same = facts[:, : len(self.columns)] > 0, alike(facts[:, len(self.columns) :])
         scale, losses, counts = self.logit_scale.exp(), [], []
+        x = self._unit(x, has)
         for a, b in self.pairs:
             i, j = self.columns.index(a), self.columns.index(b)
             both = has[:, i] & has[:, j]
-            losses.append(pair_loss(x[:, i], x[:, j], both, same, scale, self.logit_bias))
+            losses.append(pair_loss(x[:, i], x[:, j], both, same, scale, self.logit_bias, self.smoothing))
             counts.append(both.any())
         total = torch.stack(losses).sum() / torch.stack(counts).sum().clamp(min=1)
         figures = {}
@@ -175,10 +194,23 @@ class CLIP(Task):
             figures = {f"{a}-{b}": loss.detach() for (a, b), loss in pairs if a in found and b in found}
         return {"loss": total, "scale": scale.detach(), **figures}
 
+    def _unit(self, x: Tensor, has: Tensor) -> Tensor:
+        """(n, C, dim) of all processes -> unit length, standardised where that was asked for, by the rows that `has` names."""
+        if self.standards:
+            columns = [self.standards[name] for name in self.columns]
+            x = torch.stack(
+                [
+                    standard.of_batch(x[:, i], has[:, i]) if self.training else standard(x[:, i])
+                    for i, standard in enumerate(columns)
+                ],
+                1,
+            )
+        return F.normalize(x, dim=-1)
+
     def _placed(
         self, found: Mapping[str, Tensor], has: Mapping[str, tuple[int, ...] | None], n: int
     ) -> tuple[Tensor, Tensor]:
-        """Embeddings at their rows' places, (n, C, dim) with zeros elsewhere, and which are there, (n, C) bool."""
+        """Vectors at their rows' places, (n, C, dim) with zeros elsewhere, and which are there, (n, C) bool."""
         columns, there = [], []
         for name in self.columns:
             x, rows = found.get(name), has.get(name)

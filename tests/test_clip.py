@@ -274,6 +274,32 @@ def test_rows_that_show_the_same_thing_are_no_negatives():
     assert abs(float((want - all_others).detach())) > 1e-3
 
 
+def test_smoothing_is_cross_entropys():
+    """torch's label smoothing as the reference, over the candidates that are left where two rows are alike."""
+    model = make(smoothing=0.2).eval()
+    rows = [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:6]]
+    batch = batch_of(model, rows)
+    a, b = (model(batch)[k] for k in ("image", "text"))
+    logits, target = model.logit_scale.exp() * a @ b.T, torch.arange(6)
+    each = (F.cross_entropy(x, target, label_smoothing=0.2) for x in (logits, logits.T))
+    assert abs(float((model.loss(batch)["loss"] - sum(each) / 2).detach())) < 1e-4
+    rows[3]["text"] = rows[0]["text"]
+    batch = batch_of(model, [*rows, {"text": "alone"}])
+    a, b = (model(batch)[k] for k in ("image", "text"))
+    logits, total = model.logit_scale.exp() * a @ b[:6].T, 0.0
+    for i in range(6):
+        left = [j for j in range(6) if j == i or {i, j} != {0, 3}]
+        for x in (logits[i, left], logits[left, i]):
+            total += F.cross_entropy(x, torch.tensor(left.index(i)), label_smoothing=0.2) / 12
+    loss = model.loss(batch)["loss"]
+    assert abs(float((loss - total).detach())) < 1e-4
+    loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    for wrong in ({"smoothing": 1.0}, {"smoothing": 0.1, "loss": "siglip"}):
+        with pytest.raises(ValueError, match="0 <= smoothing < 1 with 'clip'"):
+            make(**wrong)
+
+
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_alike_by_a_column_without_a_front_end(kind):
     """Pictures of one object under different words: `same=["object"]`; a batch of one object alone has nothing to tell
@@ -439,7 +465,7 @@ def test_retrieval_table_tells_every_pair(model):
 def _one_of_two(rank, folder, kind):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    model = make(loss=kind)
+    model = make(loss="clip", standardize=True) if kind == "standardize" else make(loss=kind)
     model.loss(batch_of(model, uneven()[3 * rank : 3 * rank + 3]))["loss"].backward()
     for p in model.parameters():  # what DDP does
         if p.grad is None:
@@ -460,13 +486,13 @@ def uneven():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("kind", ["clip", "siglip", "standardize"])
 def test_two_processes_with_uneven_pairs_equal_one(tmp_path, kind):
     """Max abs difference of a gradient below 1e-5 of its largest value (of 1 where that is smaller), where processes hold three and one pair."""
     both = [subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path), kind]) for rank in (0, 1)]
     assert [p.wait(300) for p in both] == [0, 0]
     got = torch.load(tmp_path / "grads.pt")
-    model = make(loss=kind)
+    model = make(loss="clip", standardize=True) if kind == "standardize" else make(loss=kind)
     model.loss(batch_of(model, uneven()))["loss"].backward()
     for name, p in model.named_parameters():
         assert (got[name] - p.grad).abs().max() < 1e-5 * p.grad.abs().max().clamp(min=1), name

@@ -22,12 +22,13 @@ def words(**settings) -> wt.TextTokenizer:
     return wt.TextTokenizer.train(TEXTS, 300, dim=32, context=24, start="<s>", **settings)
 
 
-def clip(loss: str = "clip") -> wt.CLIP:
+def clip(loss: str = "clip", **options) -> wt.CLIP:
     fronts = {
         "image": wt.ImageTokenizer(32, patch=8, size=(32, 24), class_token=True, registers=2),
         "text": words(),
     }
-    return randomised(wt.CLIP(fronts, wt.Transformer(32, 2, 4, activation="quick_gelu"), dim=16, loss=loss))
+    trunk = wt.Transformer(32, 2, 4, activation="quick_gelu")
+    return randomised(wt.CLIP(fronts, trunk, dim=16, loss=loss, **options))
 
 
 def run(session: onnxruntime.InferenceSession, **inputs: torch.Tensor) -> torch.Tensor:
@@ -79,6 +80,19 @@ def test_clips_towers(tmp_path):
         ids = [told["start"]["id"], *rust.encode(text, add_special_tokens=False).ids, told["end"]["id"]]
         found = run(session, ids=torch.tensor([ids]), lengths=torch.tensor([len(ids)]))
         check(text, model.embed("text", [text]), found)
+
+
+@torch.no_grad()
+def test_a_standardised_space_is_part_of_the_graph(tmp_path):
+    model = clip(standardize=True)
+    for standard in model.standards.values():
+        standard.mean.normal_()
+        standard.var.uniform_(0.1, 3)
+    program, session, _ = exported(model, tmp_path, "image")
+    pixels = torch.randn(3, 3, 32, 24)
+    want = model.encode("image", pixels)
+    check("standardised", want, program(pixels), run(session, pixels=pixels))
+    assert (want - clip().encode("image", pixels)).abs().max() > 0.1
 
 
 @torch.no_grad()
