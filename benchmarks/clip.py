@@ -1,8 +1,8 @@
 """The demo's model beside an open_clip model of the same width, depth and step count, on the same batches.
 
 Both towers of open_clip's model are as wide and as deep as our one shared trunk; the same picture patches, the same
-vocabulary, the same loss, optimizer, schedule and precision. Every batch is made once and given to both, in turns, so
-that noise of the machine falls on both alike.
+vocabulary, optimizer, schedule and precision; open_clip's model with its own loss, ours with what the recipe adds to it.
+Every batch is made once and given to both, in turns, so that noise of the machine falls on both alike.
 
     python benchmarks/clip.py [--steps N] [--precision fp32|bf16|auto] [--peer mapped]
 
