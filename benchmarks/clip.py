@@ -4,10 +4,11 @@ Both towers of open_clip's model are as wide and as deep as our one shared trunk
 vocabulary, optimizer, schedule and precision; open_clip's model with its own loss, ours with what the recipe adds to it.
 Every batch is made once and given to both, in turns, so that noise of the machine falls on both alike.
 
-    python benchmarks/clip.py [--steps N] [--precision fp32|bf16|auto] [--peer mapped]
+    python benchmarks/clip.py [--steps N] [--precision fp32|bf16|auto] [--peer mapped [--alike]]
 
 `--peer mapped` trains open_clip's model through `wt.from_open_clip`, which computes the same (tests/test_from_open_clip.py) without
 the padding, four times as fast: for learning what it comes to, not for its speed, which is then left out.
+With `--alike` it also has our recipe's standardised space and smoothed targets: what is left are the trunks.
 
 Prints held-out R@10 of both, chance, and the ratio of samples per second in training.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import itertools
 import time
 
@@ -65,7 +67,7 @@ def fronts(model):
 class Mapped(torch.nn.Module):
     """open_clip's model, its own start of weights, computed by our parts without padding."""
 
-    def __init__(self, model) -> None:
+    def __init__(self, model, alike=False) -> None:
         super().__init__()
         import worldtokens as wt
 
@@ -75,6 +77,8 @@ class Mapped(torch.nn.Module):
             1
         )  # a live model is taken to have CLIP's vocabulary: its first rows are ours
         self.net = wt.from_open_clip(peer_of(model, text.context, clip.vocab_size, clip.end_id))
+        if alike:
+            self.net.smoothing, self.net.standards = model.smoothing, copy.deepcopy(model.standards)
         words = self.net.tokenizers["text"]
         words.embedding = torch.nn.Embedding.from_pretrained(
             words.embedding.weight[: text.vocab_size].detach().clone(), freeze=False
@@ -153,12 +157,18 @@ def main() -> None:
     p.add_argument("--steps", type=int)
     p.add_argument("--precision", default=None)
     p.add_argument("--peer", choices=["itself", "mapped"], default="itself")
+    p.add_argument("--alike", action="store_true")
     args, changes = p.parse_known_args()
+    if args.alike and args.peer != "mapped":
+        p.error("--alike goes with --peer mapped")
     recipe = Recipe.read(args.recipe, [*changes, "--train.out", '"unused"'])
     rows, _ = recipe.rows()
     task, augment = recipe.build(rows)
     torch.manual_seed(recipe.train.seed)
-    models = {"worldtokens": task, "open_clip": (Mapped if args.peer == "mapped" else Peer)(task)}
+    models = {
+        "worldtokens": task,
+        "open_clip": Mapped(task, args.alike) if args.peer == "mapped" else Peer(task),
+    }
     steps = args.steps or recipe.train.steps
     half = autocast_type(args.precision or recipe.train.precision, torch.device("cpu"))
     plan = Plan(len(rows), recipe.train.batch_size, seed=recipe.train.seed)
@@ -212,7 +222,8 @@ def main() -> None:
             if name == list(parts)[-1]:
                 shown = "".join(f"{100 * figures[f'chance@{k}']:8.1f}" for k in (1, 5, 10))
                 print(f"{'chance, ' + way:32}{shown}")
-    ratio = [b / a for a, b in zip(seconds["worldtokens"][2:], seconds["open_clip"][2:], strict=True)]
+    warm = slice(min(2, steps - 1), None)
+    ratio = [b / a for a, b in zip(seconds["worldtokens"][warm], seconds["open_clip"][warm], strict=True)]
     ratio = torch.tensor(ratio).quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
     speed = {k: recipe.train.batch_size / torch.tensor(v).median().item() for k, v in seconds.items()}
     print(

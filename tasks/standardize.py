@@ -38,10 +38,10 @@ class Standardize(nn.Module):
         device. Other rows give zeros.
         """
         rows = has.to(x.dtype)[:, None]
-        count = rows.sum().clamp(min=1)
+        count = rows.sum()
+        enough, count = count > 1, count.clamp(min=1)
         mean = (rows * x).sum(0) / count
         var = (rows * (x - mean).square()).sum(0) / count
-        enough = rows.sum() > 1
         with torch.no_grad():
             self.batches += enough
             share = torch.where(enough, (1 / self.batches.clamp(min=1)).clamp(min=self.follow), 0.0)

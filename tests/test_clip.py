@@ -462,10 +462,13 @@ def test_retrieval_table_tells_every_pair(model):
     assert f"{100 * figures['image_to_text/R@1']:.1f}" in text and "16.7" in text
 
 
+KINDS = {"clip": {}, "siglip": {"loss": "siglip"}, "standardize": {"standardize": True}}
+
+
 def _one_of_two(rank, folder, kind):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    model = make(loss="clip", standardize=True) if kind == "standardize" else make(loss=kind)
+    model = make(**KINDS[kind])
     model.loss(batch_of(model, uneven()[3 * rank : 3 * rank + 3]))["loss"].backward()
     for p in model.parameters():  # what DDP does
         if p.grad is None:
@@ -486,13 +489,13 @@ def uneven():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["clip", "siglip", "standardize"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_with_uneven_pairs_equal_one(tmp_path, kind):
     """Max abs difference of a gradient below 1e-5 of its largest value (of 1 where that is smaller), where processes hold three and one pair."""
     both = [subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path), kind]) for rank in (0, 1)]
     assert [p.wait(300) for p in both] == [0, 0]
     got = torch.load(tmp_path / "grads.pt")
-    model = make(loss="clip", standardize=True) if kind == "standardize" else make(loss=kind)
+    model = make(**KINDS[kind])
     model.loss(batch_of(model, uneven()))["loss"].backward()
     for name, p in model.named_parameters():
         assert (got[name] - p.grad).abs().max() < 1e-5 * p.grad.abs().max().clamp(min=1), name
