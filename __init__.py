@@ -13,76 +13,76 @@ __version__ = "0.1.0"
 _HOME = {
     "AdditiveDecoder": "backbone.additive",
     "AttentionPool": "backbone.pooling",
-    "AudioTokenizer": "tokenizers.audio",
-    "Autoencoder": "tasks.autoencoding",
+    "AudioTokenizer": "tokenizers.audio.tokenizer",
+    "Autoencoder": "tasks.image_lm.autoencoder",
     "Batch": "tokenizers.base",
-    "CLIP": "tasks.contrastive",
-    "Captioner": "tasks.captioning",
-    "ChatModel": "tasks.chat",
-    "Classifier": "tasks.classification",
-    "Diffusion": "tasks.diffusion",
-    "DiscreteTokenizer": "tokenizers.discrete",
-    "Encoder": "tasks.encoder",
-    "FSQ": "tokenizers.quantize",
-    "ImageTokenizer": "tokenizers.image",
+    "CLIP": "tasks.contrastive.model",
+    "Captioner": "tasks.seq2seq.captioner",
+    "ChatModel": "tasks.language.chat",
+    "Classifier": "tasks.classification.model",
+    "Diffusion": "tasks.diffusion.model",
+    "DiscreteTokenizer": "tokenizers.discrete.tokenizer",
+    "Encoder": "tasks.embedding.model",
+    "FSQ": "tokenizers.discrete.quantize",
+    "ImageTokenizer": "tokenizers.image.tokenizer",
     "InputError": "errors",
-    "LanguageModel": "tasks.language_model",
-    "LatentTokenizer": "tokenizers.latents",
-    "Layout": "tokens",
-    "MultimodalLM": "tasks.multimodal_lm",
+    "LanguageModel": "tasks.language.model",
+    "LatentTokenizer": "tokenizers.latents.tokenizer",
+    "Layout": "layout",
+    "MultimodalLM": "tasks.multimodal.model",
     "OptimSettings": "training.optim",
-    "PairTokenizer": "tokenizers.pairs",
+    "PairTokenizer": "tokenizers.text.pairs",
     "Part": "parts",
-    "PictureLM": "tasks.picture_language_model",
-    "PointTokenizer": "tokenizers.points",
+    "ImageLM": "tasks.image_lm.model",
+    "PointTokenizer": "tokenizers.points.tokenizer",
     "Projector": "backbone.projector",
     "Recurrent": "backbone.recurrent",
-    "Reduced": "tokenizers.reduce",
+    "TokenReducer": "tokenizers.reduce.tokenizer",
     "Resampler": "backbone.resampler",
-    "SeriesTokenizer": "tokenizers.series",
+    "SeriesTokenizer": "tokenizers.series.tokenizer",
     "Task": "tasks.base",
-    "TextTokenizer": "tokenizers.text",
+    "TextTokenizer": "tokenizers.text.tokenizer",
     "Tokenizer": "tokenizers.base",
     "Tokens": "tokens",
     "TrainReport": "training.settings",
     "TrainSettings": "training.settings",
     "Transformer": "backbone.transformer",
     "TransformerConfig": "backbone.config",
-    "Translator": "tasks.translation",
-    "VectorQuantizer": "tokenizers.quantize",
-    "VideoTokenizer": "tokenizers.video",
-    "ViewTokenizer": "tokenizers.views",
-    "alignment_figure": "apps.attention_look",
-    "attention_figure": "apps.attention_look",
+    "Translator": "tasks.seq2seq.translator",
+    "VectorQuantizer": "tokenizers.discrete.quantize",
+    "VideoTokenizer": "tokenizers.video.tokenizer",
+    "ViewTokenizer": "tokenizers.views.tokenizer",
+    "alignment_figure": "figures.attention",
+    "attention_figure": "figures.attention",
     "attention_maps": "backbone.maps",
     "build": "parts",
-    "draw_confusion": "apps.confusion",
+    "confusion_figure": "figures.confusion",
     "export_onnx": "pretrained.export",
     "export_program": "pretrained.export",
-    "freeze": "pretrained.freezing",
-    "from_hf": "pretrained.from_hf",
-    "from_open_clip": "pretrained.from_open_clip",
-    "from_timm": "pretrained.from_timm",
-    "grow_vocabulary": "pretrained.vocabulary",
-    "linear_probe": "tasks.probe",
+    "freeze": "pretrained.surgery.freeze",
+    "from_hf": "pretrained.hf.load",
+    "from_open_clip": "pretrained.open_clip.load",
+    "from_timm": "pretrained.timm.load",
+    "grow_vocabulary": "pretrained.surgery.vocabulary",
+    "linear_probe": "tasks.metrics.probe",
     "load": "parts",
-    "mask_tokens": "tokenizers.reduce",
-    "merge_lora": "pretrained.lora",
-    "merge_tokens": "tokenizers.reduce",
-    "modality_id": "tokens",
+    "mask_tokens": "tokenizers.reduce.tokenizer",
+    "merge_lora": "pretrained.surgery.lora",
+    "merge_tokens": "tokenizers.reduce.tokenizer",
+    "modality_id": "layout",
     "open_rows": "data.manifests",
-    "pack": "packing",
-    "resize_context": "pretrained.vocabulary",
-    "resize_pictures": "pretrained.resize",
-    "retrieval_table": "tasks.retrieval",
-    "reuse": "pretrained.reuse",
-    "shrink_vocabulary": "pretrained.vocabulary",
+    "pack": "tokens",
+    "resize_context": "pretrained.surgery.vocabulary",
+    "resize_images": "pretrained.surgery.resize",
+    "retrieval_table": "tasks.metrics.retrieval",
+    "adapt_tokenizer": "pretrained.surgery.adapt",
+    "shrink_vocabulary": "pretrained.surgery.vocabulary",
     "train": "training.loop",
-    "trained_codes": "tasks.autoencoding",
-    "unfreeze": "pretrained.freezing",
+    "from_autoencoder": "tasks.image_lm.autoencoder",
+    "unfreeze": "pretrained.surgery.freeze",
     "visible": "tokens",
     "weights": "data.weights",
-    "zero_shot_top1": "tasks.probe",
+    "zero_shot_top1": "tasks.metrics.probe",
 }
 _MODULES = {room: room for room in ("apps", "backbone", "data", "tasks", "testing", "tokenizers", "training")}
 _MODULES["samples"] = "data.samples"
@@ -106,8 +106,6 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from worldtokens.apps.attention_look import alignment_figure, attention_figure
-    from worldtokens.apps.confusion import draw_confusion
     from worldtokens.backbone.additive import AdditiveDecoder
     from worldtokens.backbone.config import TransformerConfig
     from worldtokens.backbone.maps import attention_maps
@@ -120,45 +118,47 @@ if TYPE_CHECKING:
     from worldtokens.data.manifests import open_rows
     from worldtokens.data.weights import weights
     from worldtokens.errors import InputError
-    from worldtokens.packing import pack
+    from worldtokens.figures.attention import alignment_figure, attention_figure
+    from worldtokens.figures.confusion import confusion_figure
+    from worldtokens.layout import Layout, modality_id
     from worldtokens.parts import Part, build, load
     from worldtokens.pretrained.export import export_onnx, export_program
-    from worldtokens.pretrained.freezing import freeze, unfreeze
-    from worldtokens.pretrained.from_hf import from_hf
-    from worldtokens.pretrained.from_open_clip import from_open_clip
-    from worldtokens.pretrained.from_timm import from_timm
-    from worldtokens.pretrained.lora import merge_lora
-    from worldtokens.pretrained.resize import resize_pictures
-    from worldtokens.pretrained.reuse import reuse
-    from worldtokens.pretrained.vocabulary import grow_vocabulary, resize_context, shrink_vocabulary
-    from worldtokens.tasks.autoencoding import Autoencoder, trained_codes
+    from worldtokens.pretrained.hf.load import from_hf
+    from worldtokens.pretrained.open_clip.load import from_open_clip
+    from worldtokens.pretrained.surgery.adapt import adapt_tokenizer
+    from worldtokens.pretrained.surgery.freeze import freeze, unfreeze
+    from worldtokens.pretrained.surgery.lora import merge_lora
+    from worldtokens.pretrained.surgery.resize import resize_images
+    from worldtokens.pretrained.surgery.vocabulary import grow_vocabulary, resize_context, shrink_vocabulary
+    from worldtokens.pretrained.timm.load import from_timm
     from worldtokens.tasks.base import Task
-    from worldtokens.tasks.captioning import Captioner
-    from worldtokens.tasks.chat import ChatModel
-    from worldtokens.tasks.classification import Classifier
-    from worldtokens.tasks.contrastive import CLIP
-    from worldtokens.tasks.diffusion import Diffusion
-    from worldtokens.tasks.encoder import Encoder
-    from worldtokens.tasks.language_model import LanguageModel
-    from worldtokens.tasks.multimodal_lm import MultimodalLM
-    from worldtokens.tasks.picture_language_model import PictureLM
-    from worldtokens.tasks.probe import linear_probe, zero_shot_top1
-    from worldtokens.tasks.retrieval import retrieval_table
-    from worldtokens.tasks.translation import Translator
-    from worldtokens.tokenizers.audio import AudioTokenizer
+    from worldtokens.tasks.classification.model import Classifier
+    from worldtokens.tasks.contrastive.model import CLIP
+    from worldtokens.tasks.diffusion.model import Diffusion
+    from worldtokens.tasks.embedding.model import Encoder
+    from worldtokens.tasks.image_lm.autoencoder import Autoencoder, from_autoencoder
+    from worldtokens.tasks.image_lm.model import ImageLM
+    from worldtokens.tasks.language.chat import ChatModel
+    from worldtokens.tasks.language.model import LanguageModel
+    from worldtokens.tasks.metrics.probe import linear_probe, zero_shot_top1
+    from worldtokens.tasks.metrics.retrieval import retrieval_table
+    from worldtokens.tasks.multimodal.model import MultimodalLM
+    from worldtokens.tasks.seq2seq.captioner import Captioner
+    from worldtokens.tasks.seq2seq.translator import Translator
+    from worldtokens.tokenizers.audio.tokenizer import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer
-    from worldtokens.tokenizers.discrete import DiscreteTokenizer
-    from worldtokens.tokenizers.image import ImageTokenizer
-    from worldtokens.tokenizers.latents import LatentTokenizer
-    from worldtokens.tokenizers.pairs import PairTokenizer
-    from worldtokens.tokenizers.points import PointTokenizer
-    from worldtokens.tokenizers.quantize import FSQ, VectorQuantizer
-    from worldtokens.tokenizers.reduce import Reduced, mask_tokens, merge_tokens
-    from worldtokens.tokenizers.series import SeriesTokenizer
-    from worldtokens.tokenizers.text import TextTokenizer
-    from worldtokens.tokenizers.video import VideoTokenizer
-    from worldtokens.tokenizers.views import ViewTokenizer
-    from worldtokens.tokens import Layout, Tokens, modality_id, visible
+    from worldtokens.tokenizers.discrete.quantize import FSQ, VectorQuantizer
+    from worldtokens.tokenizers.discrete.tokenizer import DiscreteTokenizer
+    from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
+    from worldtokens.tokenizers.latents.tokenizer import LatentTokenizer
+    from worldtokens.tokenizers.points.tokenizer import PointTokenizer
+    from worldtokens.tokenizers.reduce.tokenizer import TokenReducer, mask_tokens, merge_tokens
+    from worldtokens.tokenizers.series.tokenizer import SeriesTokenizer
+    from worldtokens.tokenizers.text.pairs import PairTokenizer
+    from worldtokens.tokenizers.text.tokenizer import TextTokenizer
+    from worldtokens.tokenizers.video.tokenizer import VideoTokenizer
+    from worldtokens.tokenizers.views.tokenizer import ViewTokenizer
+    from worldtokens.tokens import Tokens, pack, visible
     from worldtokens.training.loop import train
     from worldtokens.training.optim import OptimSettings
     from worldtokens.training.settings import TrainReport, TrainSettings

@@ -14,15 +14,18 @@ from worldtokens.errors import InputError
 
 # subcommand -> (module:function that takes argv, one line of help)
 COMMANDS = {
-    "demo": ("worldtokens.apps.demo:main", "train on the embedded picture set, then search it by words"),
-    "train": ("worldtokens.training.recipe:main", "train what a recipe describes"),
-    "index": ("worldtokens.apps.index_cli:main", "embed a folder's files so that they can be searched"),
-    "search": ("worldtokens.apps.search_cli:main", "search an index by words or by a file"),
+    "demo": (
+        "worldtokens.apps.demo.command:main",
+        "train on the embedded picture set, then search it by words",
+    ),
+    "train": ("worldtokens.apps.train.command:main", "train what a recipe describes"),
+    "index": ("worldtokens.apps.index.command:main", "embed a folder's files so that they can be searched"),
+    "search": ("worldtokens.apps.search.command:main", "search an index by words or by a file"),
     "tokens": (
-        "worldtokens.apps.tokens_cli:main",
+        "worldtokens.apps.tokens.command:main",
         "what files become: tokens, grids, positions; --show draws them",
     ),
-    "results": ("worldtokens.apps.results:main", "measure tasks beside their baselines; write the table"),
+    "results": ("worldtokens.evals.results:main", "measure tasks beside their baselines; write the table"),
 }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from worldtokens import adapters
 from worldtokens.errors import InputError
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -102,9 +103,7 @@ class Part(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         made = self.config(folder)
         if getattr(self, "peft_config", None):
-            from worldtokens.pretrained import lora
-
-            made["adapters"] = lora.settings(self)
+            made["adapters"] = adapters.settings(self)
         config = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
         weights, alias = _own_weights(self)
         meta = {"format": "pt", "config": _digest(config), "alias": json.dumps(alias)}
@@ -113,7 +112,7 @@ class Part(nn.Module):
         return folder
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Save the model with a model card to the Hugging Face Hub; see `pretrained.hub.push`.
+        """Save the model with a model card to the Hugging Face Hub; see `hub.push`.
 
         Args:
             repo_id: ``"someone/name"``.
@@ -122,7 +121,7 @@ class Part(nn.Module):
         Returns:
             The commit's address.
         """
-        from worldtokens.pretrained import hub
+        from worldtokens import hub
 
         return hub.push(self, repo_id, **options)
 
@@ -137,9 +136,9 @@ class Part(nn.Module):
         Raises:
             InputError: it isn't there, isn't a model of this package, or of another class.
         """
-        from worldtokens.pretrained import hub
+        from worldtokens import hub
 
-        return hub.pull(cls, source, **options)
+        return hub.pull(cls, load, source, **options)
 
 
 def _digest(config: str) -> str:
@@ -270,14 +269,12 @@ def load(folder: str | os.PathLike, device: str | torch.device = "cpu") -> Any:
             f"{folder}: {CONFIG} and {WEIGHTS} were not written by the same save; save the model again, or "
             "restore the pair from a backup"
         )
-    adapters = config.pop("adapters", None) if isinstance(config, dict) else None
+    peft = config.pop("adapters", None) if isinstance(config, dict) else None
     model = build(config, folder)
     if not isinstance(model, Part):
         raise InputError(f"{folder / CONFIG} has no class at its top")
-    if adapters:
-        from worldtokens.pretrained import lora
-
-        lora.put_in(model, adapters)
+    if peft:
+        adapters.put_in(model, peft)
     model.to(device)
     for name, kept in json.loads(meta.get("alias", "{}")).items():
         weights[name] = weights[kept]

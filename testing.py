@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from worldtokens import parts
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.errors import InputError
+from worldtokens.layout import modality_id
 from worldtokens.tokenizers.base import Batch, Tokenizer
-from worldtokens.tokens import Tokens, modality_id
+from worldtokens.tokens import Tokens
 
 __all__ = ["check_tokenizer", "randomised"]
 

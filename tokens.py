@@ -14,76 +14,13 @@ Shapes: B rows, N tokens in a row, D width, S samples.
 from __future__ import annotations
 
 import dataclasses
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-MODALITIES = {"text": 0, "image": 1, "audio": 2, "video": 3, "points": 4, "views": 5, "latents": 6}
-MODALITIES |= {"series": 7, "discrete": 8}
-ANY_LENGTH = -2  # `Layout.uniform` of rows that are whole whatever their length
-
-
-def modality_id(name: str) -> int:
-    """The int16 number of a modality: a fixed one for those built in, else a hash of its name.
-
-    A third party's front-end needs no registry and gets the same number in every process.
-    """
-    known = MODALITIES.get(name)
-    return known if known is not None else 64 + zlib.crc32(name.encode()) % (32767 - 64)
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """What is known about a batch of tokens without looking into a tensor.
-
-    Args:
-        lengths: for each row the token counts of its samples, in order, contiguous from the left, the rest of
-            the row being padding. A sample is one segment.
-        order: reading order inside a sample: ``"together"`` (one block number), ``"causal"`` (block rises with
-            every token) or ``"any"`` (look at `Tokens.block`).
-        origin: after `Tokens.pack`, the place that each sample (counted row by row) had before.
-        open: for a graph that is exported for any number of rows of any length, one sample each: ``"whole"`` (no row
-            has padding) or ``"padded"``. `lengths` is empty then.
-
-    `rows` is their number, `single` tells that no row holds more than one sample, `uniform` is the length of every row's
-    one sample where they are equal, else -1. All are found here, once: a compiled region that reads them isn't compiled
-    again for other lengths.
-    """
-
-    lengths: tuple[tuple[int, ...], ...]
-    order: str = "any"
-    origin: tuple[int, ...] | None = None
-    open: str | None = None
-    rows: int = dataclasses.field(init=False, repr=False, compare=False)
-    single: bool = dataclasses.field(init=False, repr=False, compare=False)
-    uniform: int = dataclasses.field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.order not in ("together", "causal", "any"):
-            raise ValueError(f"order is {self.order!r}, expected 'together', 'causal' or 'any'")
-        first = self.lengths[0] if self.lengths else ()
-        alike = len(first) == 1 and all(row == first for row in self.lengths)
-        object.__setattr__(self, "rows", len(self.lengths) if self.open is None else -1)
-        object.__setattr__(self, "single", all(len(row) <= 1 for row in self.lengths))
-        object.__setattr__(self, "uniform", first[0] if alike else -1)
-        if self.open == "whole":
-            object.__setattr__(self, "uniform", ANY_LENGTH)
-
-    @classmethod
-    def simple(cls, lengths: Iterable[int], order: str = "any") -> Layout:
-        """One sample a row, of the given lengths."""
-        return cls(tuple((int(n),) if n else () for n in lengths), order)
-
-    def full(self, n: int) -> bool:
-        """True when every row is one sample of all n tokens."""
-        return self.uniform == ANY_LENGTH or self.uniform == n
-
-    @property
-    def samples(self) -> int:
-        """How many samples a pooling gives: an empty row counts as one."""
-        return sum(max(1, len(row)) for row in self.lengths)
+from worldtokens import packing
+from worldtokens.layout import Layout, modality_id
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -184,11 +121,14 @@ class Tokens:
                 layout = None
             else:
                 layout = Layout(tuple(layout.lengths[i] for i in rows), layout.order)
-        return Tokens(**{k: v[rows] if v is not None else None for k, v in self._tensors()}, layout=layout)
+        return Tokens(
+            **{k: v[rows] if v is not None else None for k, v in self.fields().items()}, layout=layout
+        )
 
-    def _tensors(self) -> list[tuple[str, Tensor | None]]:
+    def fields(self) -> dict[str, Tensor | None]:
+        """The seven tensors by name; `ids` may be None."""
         names = ("x", "valid", "pos", "segment", "block", "modality", "ids")
-        return [(k, getattr(self, k)) for k in names]
+        return {k: getattr(self, k) for k in names}
 
     def replace(self, **changes) -> Tokens:
         """A copy with other fields; changing `valid`, `segment` or `block` forgets the layout unless given."""
@@ -200,7 +140,7 @@ class Tokens:
         """Move to a device and/or float type; `pos` stays float32 and the whole numbers keep their types."""
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         out = {}
-        for name, v in self._tensors():
+        for name, v in self.fields().items():
             if v is None:
                 out[name] = None
             elif name == "x":
@@ -210,7 +150,7 @@ class Tokens:
         return Tokens(**out, layout=self.layout)
 
     def pin_memory(self) -> Tokens:
-        out = {k: v.pin_memory() if v is not None else None for k, v in self._tensors()}
+        out = {k: v.pin_memory() if v is not None else None for k, v in self.fields().items()}
         return Tokens(**out, layout=self.layout)
 
     def __repr__(self) -> str:
@@ -226,12 +166,12 @@ class Tokens:
         layout = self.layout and dataclasses.replace(self.layout, order="causal")
         return self.replace(block=block, layout=layout)
 
-    def together(self) -> Tokens:
+    def bidirectional(self) -> Tokens:
         """The same tokens, all reading each other: block = 0."""
-        layout = self.layout and dataclasses.replace(self.layout, order="together")
+        layout = self.layout and dataclasses.replace(self.layout, order="bidirectional")
         return self.replace(block=torch.zeros_like(self.block), layout=layout)
 
-    def measured(self) -> Tokens:
+    def infer_layout(self) -> Tokens:
         """The same tokens with their layout read from the tensors (waits for the device once).
 
         Tokens built by hand have no layout and take the dense path; this gives them the fast ones. Where valid
@@ -251,7 +191,7 @@ class Tokens:
                 step = part.diff()
                 together = together and bool((step == 0).all())
                 causal = causal and bool((step == 1).all())
-        order = "together" if together else "causal" if causal else "any"
+        order = "bidirectional" if together else "causal" if causal else "any"
         return self.replace(layout=Layout(tuple(lengths), order))
 
     # ---- joining -----------------------------------------------------------------------------------------
@@ -269,9 +209,17 @@ class Tokens:
         Raises:
             ValueError: rows or widths differ.
         """
-        from worldtokens.packing import cat
-
-        return cat(parts[0] if len(parts) == 1 and isinstance(parts[0], list | tuple) else parts, follow)
+        parts = parts[0] if len(parts) == 1 and isinstance(parts[0], list | tuple) else parts
+        if not parts:
+            raise ValueError("cat needs at least one Tokens")
+        rows, dims = {len(p) for p in parts}, {p.dim for p in parts}
+        if len(rows) > 1 or len(dims) > 1:
+            raise ValueError(
+                f"parts have {sorted(rows)} rows and widths {sorted(dims)}: cat joins rows of equal number and "
+                "width; batch first with Tokens.stack, or give the front-ends one `dim`"
+            )
+        layout = packing.cat_layout([p.layout for p in parts], [p.shape[1] for p in parts], follow)
+        return Tokens(**packing.cat([p.fields() for p in parts], follow), layout=layout)
 
     @staticmethod
     def stack(items: Sequence[Tokens]) -> Tokens:
@@ -283,17 +231,30 @@ class Tokens:
         Returns:
             (sum of Bi, max of Ni, D), with padding not valid.
         """
-        from worldtokens.packing import stack
-
-        return stack(items)
+        items = list(items)
+        if not items:
+            raise ValueError("stack needs at least one Tokens")
+        dims = {t.dim for t in items}
+        if len(dims) > 1:
+            raise ValueError(f"widths differ: {sorted(dims)}; give the front-ends one `dim`")
+        layout = packing.stack_layout([t.layout for t in items])
+        return Tokens(**packing.stack([t.fields() for t in items]), layout=layout)
 
     # ---- packing -----------------------------------------------------------------------------------------
 
     def split(self) -> list[Tokens]:
         """Every sample by itself, padding dropped, each (1, n, D), in the order in which they were packed."""
-        from worldtokens.packing import split
-
-        return split(self)
+        order = self.layout.order if self.layout is not None else "any"
+        parts = []
+        for row, places in packing.samples(self.layout, self.valid, self.segment):
+            fields = {k: v[row][places][None] if v is not None else None for k, v in self.fields().items()}
+            fields["segment"] = torch.zeros_like(fields["segment"])
+            n = fields["x"].shape[1]
+            parts.append(Tokens(**fields, layout=Layout.simple([n], order)))
+        origin = self.layout.origin if self.layout is not None else None
+        if origin is not None:
+            parts = [parts[i] for i in sorted(range(len(parts)), key=origin.__getitem__)]
+        return parts
 
     def pack(self, max_len: int) -> Tokens:
         """Put many short samples in few rows, first fit; `unpack` gives them back in their order.
@@ -304,8 +265,6 @@ class Tokens:
         Raises:
             InputError: a sample is longer than `max_len`.
         """
-        from worldtokens.packing import pack
-
         return pack(self.split(), max_len)
 
     def unpack(self) -> Tokens:
@@ -326,7 +285,7 @@ class Tokens:
         # a stable sort puts the kept ones first without changing their order
         places = torch.argsort((~keep).to(torch.uint8), dim=1, stable=True)[:, :n]
         fields = {}
-        for name, v in self._tensors():
+        for name, v in self.fields().items():
             if v is not None:
                 index = places if v.ndim == 2 else places[..., None].expand(-1, -1, v.shape[-1])
                 v = v.gather(1, index)
@@ -397,3 +356,41 @@ def visible(query: Tokens, key: Tokens | None = None, window: float | None = Non
     if window is not None:
         mask = mask & (query.pos[:, :, None, 0] - key.pos[:, None, :, 0] < window)
     return mask
+
+
+def pack(items: Sequence[Tokens], max_len: int) -> Tokens:
+    """Put samples of any length and modality into few rows of at most `max_len` tokens, first fit.
+
+    Args:
+        items: Tokens of one width; each row of each is a sample (or several, if already packed).
+        max_len: the longest row allowed, in tokens.
+
+    Returns:
+        (rows, longest row, D) with one segment number for each sample of a row. `unpack` and `pool` give the
+        samples back in the order of `items`.
+
+    Raises:
+        InputError: a sample is longer than `max_len`.
+    """
+    samples = [s for t in items for s in (t.split() if len(t) != 1 or t.layout is None else _as_samples(t))]
+    if not samples:
+        raise ValueError("pack needs at least one sample")
+    rows = packing.first_fit([s.shape[1] for s in samples], max_len)
+    packed = []
+    orders = {s.layout.order if s.layout is not None else "any" for s in samples}
+    order = orders.pop() if len(orders) == 1 else "any"
+    for row in rows:
+        parts = [samples[i] for i in row]
+        joined = Tokens.cat(*parts)
+        number = [torch.full((1, p.shape[1]), k, dtype=torch.int32) for k, p in enumerate(parts)]
+        lengths = (tuple(p.shape[1] for p in parts if p.shape[1]),)
+        packed.append(
+            joined.replace(segment=torch.cat(number, 1).to(joined.device), layout=Layout(lengths, order))
+        )
+    out = Tokens.stack(packed)
+    origin = tuple(i for row in rows for i in row)
+    return out.replace(layout=dataclasses.replace(out.layout, origin=origin))
+
+
+def _as_samples(t: Tokens) -> list[Tokens]:
+    return [t] if t.layout.full(t.shape[1]) else t.split()

@@ -118,9 +118,9 @@ def _choose(tokens: Tokens, window: float | None) -> str:
     if layout is None or window is not None or layout.order == "any":
         return masked
     if layout.full(n):
-        return "full" if layout.order == "together" else "causal"
+        return "full" if layout.order == "bidirectional" else "causal"
     if layout.single:
-        return "padded" if layout.order == "together" else "causal"
+        return "padded" if layout.order == "bidirectional" else "causal"
     return masked
 
 
@@ -194,7 +194,7 @@ def _filler(total: int) -> int:
 def _groups(tokens: Tokens, window: float | None, context: Tokens | None) -> Reading:
     device, layout = tokens.device, tokens.layout
     if layout is None or (context is not None and context.layout is None):
-        raise ValueError("kind='groups' needs tokens with a layout: tokens.measured() finds it")
+        raise ValueError("kind='groups' needs tokens with a layout: tokens.infer_layout() finds it")
     own: dict[int, list[int]] = {}
     other: dict[tuple[int, int], list[int]] = {}
     for n, m, at, key_at in _pairs(tokens, context):

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from worldtokens.backbone.attention import Reading, plan, plan_cross
-from worldtokens.tokens import Layout, Tokens
+from worldtokens.layout import Layout
+from worldtokens.tokens import Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +222,7 @@ class Cache(Memory):
         """How the tokens just held read all that is held."""
         n, held = tokens.shape[1], self.length
         if self.whole and window is None:
-            if n == 1 or tokens.layout.order == "together":
+            if n == 1 or tokens.layout.order == "bidirectional":
                 return Reading("full")
             if tokens.layout.order == "causal":  # aligned at the lower right: the last token reads all
                 mask = torch.ones(n, held, dtype=torch.bool, device=tokens.device).tril(held - n)

@@ -57,7 +57,7 @@ def spread(condition: Tensor, tokens: Tokens, reading: Reading) -> Condition:
     if condition.shape not in ((samples, d), (b, n, d)):
         raise ValueError(
             f"condition is {tuple(condition.shape)}, expected {(samples, d)}, one for each sample, or {(b, n, d)}, one for "
-            "each token; packed rows need a layout to tell their samples: tokens.measured()"
+            "each token; packed rows need a layout to tell their samples: tokens.infer_layout()"
         )
     x = F.silu(condition)
     if condition.ndim == 3:

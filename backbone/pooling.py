@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from worldtokens.backbone.attention import plan_cross
 from worldtokens.backbone.block import CrossAttention, FeedForward
 from worldtokens.backbone.config import TransformerConfig, make_norm
+from worldtokens.layout import Layout
 from worldtokens.parts import Part
-from worldtokens.tokens import Layout, Tokens
+from worldtokens.tokens import Tokens
 
 POOLS = ("mean", "first", "last", "patches")
 
@@ -58,9 +59,9 @@ class AttentionPool(Part):
         query = Tokens(
             x=self.latent.expand(b, 1, self.dim),
             segment=tokens.segment[:, :1],
-            layout=Layout((), "together", open="whole")
+            layout=Layout((), "bidirectional", open="whole")
             if torch.compiler.is_exporting()
-            else Layout.simple([1] * b, "together"),
+            else Layout.simple([1] * b, "bidirectional"),
         )
         context = tokens.x.masked_fill(~tokens.valid[..., None], 0)
         x = self.read(query.x, context, plan_cross(query, tokens))
@@ -71,12 +72,12 @@ class AttentionPool(Part):
 def behind(tokens: Tokens, count: int) -> Tokens:
     """One sample a row, without the first `count` tokens of each. Tokens without a layout are looked into once."""
     if tokens.layout is None:
-        tokens = tokens.measured()
+        tokens = tokens.infer_layout()
     if tokens.layout is not None and not tokens.layout.single:
         tokens = tokens.unpack()
     if not count:
         return tokens
-    fields = {k: v if v is None else v[:, count:] for k, v in tokens._tensors()}
+    fields = {k: v if v is None else v[:, count:] for k, v in tokens.fields().items()}
     layout = tokens.layout
     if layout is not None and layout.rows >= 0:  # an open layout stays what it is
         left = [max(0, sum(row) - count) for row in layout.lengths]

@@ -187,10 +187,10 @@ class Recurrent(Part):
         x = self.first_norm(tokens.x)
         tokens = tokens.replace(x=x if told is None else x + told.each)
         first = None if told is None else told.start
-        known = tokens if tokens.layout is not None else tokens.measured()
+        known = tokens if tokens.layout is not None else tokens.infer_layout()
         layout = known.layout
         if layout is not None and layout.full(n) and layout.order != "any":
-            if self.bidirectional and layout.order != "together" and n > 1:
+            if self.bidirectional and layout.order != "bidirectional" and n > 1:
                 raise ValueError(_LATER)
             start = self._resume(cache, first, list(range(b)), tokens.segment[:, 0])
             x, end = self.rnn(tokens.x, start)
@@ -225,7 +225,7 @@ class Recurrent(Part):
         b, n, d = tokens.shape
         device = tokens.device
         found = []
-        for row, places in samples(tokens):
+        for row, places in samples(tokens.layout, tokens.valid, tokens.segment):
             places = places.cpu() if isinstance(places, Tensor) else torch.arange(places.start, places.stop)
             if len(places):
                 found.append((row, places))
@@ -334,5 +334,5 @@ def check_context(trunk: Part, tokens: Tokens, context: Tokens | None) -> None:
 
 _LATER = (
     "these tokens mustn't read later ones and a bidirectional trunk would: use bidirectional=False, or read them together "
-    "with tokens.together()"
+    "with tokens.bidirectional()"
 )

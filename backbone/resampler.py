@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from worldtokens.backbone.attention import Reading, plan
 from worldtokens.backbone.block import Block, CrossAttention
 from worldtokens.backbone.config import TransformerConfig, make_norm
+from worldtokens.layout import Layout, modality_id
 from worldtokens.parts import Part
-from worldtokens.tokens import Layout, Tokens, modality_id
+from worldtokens.tokens import Tokens
 
 
 class Read(CrossAttention):
@@ -118,7 +119,7 @@ class Resampler(Part):
             pos=pos,
             segment=segment.repeat_interleave(n, 1),
             modality=torch.full((b, m), modality_id("latents"), dtype=torch.int16, device=device),
-            layout=Layout(tuple((n,) * c for c in counts), "together", origin),
+            layout=Layout(tuple((n,) * c for c in counts), "bidirectional", origin),
         )
 
 

@@ -17,7 +17,7 @@ import torch
 import torchaudio
 from turns import keep
 
-from worldtokens.tokenizers.mel import Fbank, LogMel
+from worldtokens.tokenizers.audio.mel import Fbank, LogMel
 
 
 def contestants(waves: torch.Tensor) -> dict:

@@ -6,7 +6,7 @@ Every batch is made once and given to both, in turns, so that noise of the machi
 
     python benchmarks/clip.py [--steps N] [--precision fp32|bf16|auto] [--peer mapped [--alike]]
 
-`--peer mapped` trains open_clip's model through `wt.from_open_clip`, which computes the same (tests/test_from_open_clip.py) without
+`--peer mapped` trains open_clip's model through `wt.from_open_clip`, which computes the same (tests/pretrained/open_clip/test_load.py) without
 the padding, four times as fast: for learning what it comes to, not for its speed, which is then left out.
 With `--alike` it also has our recipe's standardised space and smoothed targets: what is left are the trunks.
 
@@ -25,7 +25,7 @@ import torch
 from turns import keep
 
 from worldtokens.data import samples
-from worldtokens.tasks.retrieval import ranks, summary
+from worldtokens.tasks.metrics.retrieval import ranks, summary
 from worldtokens.training.data import Batches, Plan
 from worldtokens.training.optim import Average, make_optimizer, rate, update
 from worldtokens.training.recipe import Recipe
@@ -153,7 +153,7 @@ def chunks(items, size=64):
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--recipe", default="clip_pictures")
+    p.add_argument("--recipe", default="clip_emoji")
     p.add_argument("--steps", type=int)
     p.add_argument("--precision", default=None)
     p.add_argument("--peer", choices=["itself", "mapped"], default="itself")

@@ -25,8 +25,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from turns import high_water, report, scatter, turns
 
 import worldtokens as wt
-from worldtokens.tasks.documents import Piece, pack_pieces
-from worldtokens.tasks.token_loss import IGNORE
+from worldtokens.tasks.language.documents import Piece, pack_pieces
+from worldtokens.tasks.language.loss import IGNORE
 
 
 def pair() -> tuple[wt.LanguageModel, GPT2LMHeadModel]:

@@ -118,7 +118,7 @@ def readings(b: Bench) -> None:
     torch.manual_seed(0)
     dim, lengths = (64, [5, 30, 21]) if b.trial else (512, [700, 33, 150, 380, 512, 64, 90, 119])
     on_cpu = b.device.type == "cpu"
-    for order, window in (("together", None), ("causal", None), ("causal", 16)):
+    for order, window in (("bidirectional", None), ("causal", None), ("causal", 16)):
         trunk = scatter(wt.Transformer(dim, 2, 4, rope=1, kv_heads=2, window=window)).to(b.device).eval()
         one = [wt.Tokens(torch.randn(1, n, dim), layout=wt.Layout.simple([n], order)) for n in lengths]
         one = [t.causal() if order == "causal" else t for t in one]
@@ -214,8 +214,8 @@ def clip(b: Bench) -> None:
 def language(b: Bench) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from worldtokens.tasks.documents import Piece, pack_pieces
-    from worldtokens.tasks.token_loss import IGNORE
+    from worldtokens.tasks.language.documents import Piece, pack_pieces
+    from worldtokens.tasks.language.loss import IGNORE
 
     small = {"n_layer": 2, "n_embd": 64, "n_head": 2} if b.trial else {}
     rows, length, new = (2, 32, 4) if b.trial else (16, 1024, 128)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from turns import keep
 
-from worldtokens.tokenizers.clips import Sampling, read_clip, upright
+from worldtokens.tokenizers.video.read import Sampling, read_video, upright
 
 
 def film(minutes: float, gop: int) -> bytes:
@@ -67,7 +67,7 @@ def main() -> None:
     ours, plain = [], []
     for _ in range(args.rounds):
         start = time.perf_counter()
-        few, seconds = read_clip(data, sampling, (224, 224))
+        few, seconds = read_video(data, sampling, (224, 224))
         ours.append(time.perf_counter() - start)
         after = peak()
         start = time.perf_counter()

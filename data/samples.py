@@ -14,15 +14,15 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from worldtokens.data.emoji import open_emoji
-from worldtokens.data.media_sets import open_clips, open_digits, open_furniture, open_samples, open_voice
-from worldtokens.data.motion import open_motion
-from worldtokens.data.questions import open_emoji_questions, open_stamp_questions
 from worldtokens.data.rows import Rows
-from worldtokens.data.speech import open_spoken_sentences
-from worldtokens.data.spoken import open_spoken_digits
-from worldtokens.data.stamps import open_spoken, open_stamps
-from worldtokens.data.text_sets import open_brown, open_verses
+from worldtokens.data.sets.emoji import open_emoji
+from worldtokens.data.sets.media import open_clips, open_digits, open_furniture, open_samples, open_voice
+from worldtokens.data.sets.motion import open_motion
+from worldtokens.data.sets.questions import open_emoji_questions, open_stamp_questions
+from worldtokens.data.sets.spoken_digits import open_spoken_digits
+from worldtokens.data.sets.spoken_sentences import open_spoken_sentences
+from worldtokens.data.sets.stamps import open_spoken, open_stamps
+from worldtokens.data.sets.text import open_brown, open_verses
 from worldtokens.errors import InputError
 
 

@@ -21,9 +21,11 @@ test = wt.samples.open("stamps", split="test", languages=("en", "fr", "es", "ru"
 
 dim = 192
 front_ends = {  # a line for each modality; in training a part of its tokens is left out at random
-    "image": wt.Reduced(wt.ImageTokenizer(dim, patch=16, size=64, resize="pad"), keep=0.6),
-    "text": wt.Reduced(wt.TextTokenizer.train(train.texts(), 800, dim, context=96, causal=False), keep=0.85),
-    "audio": wt.Reduced(
+    "image": wt.TokenReducer(wt.ImageTokenizer(dim, patch=16, size=64, resize="pad"), keep=0.6),
+    "text": wt.TokenReducer(
+        wt.TextTokenizer.train(train.texts(), 800, dim, context=96, causal=False), keep=0.85
+    ),
+    "audio": wt.TokenReducer(
         wt.AudioTokenizer(dim, rate=8000, n_mels=40, stem="patches", patch=(6, 40), seconds=3.0), keep=0.7
     ),
 }

@@ -3,7 +3,7 @@
     python examples/multimodal_chat.py
 
 The questions are about emoji: what is it, which group, what skin tone, which of two. What is asked at the end shows
-pictures that it hasn't seen. `worldtokens train smollm2_pictures` does the same to a published language model.
+pictures that it hasn't seen. `worldtokens train vlm_smollm2` does the same to a published language model.
 """
 
 import argparse

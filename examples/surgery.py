@@ -41,7 +41,7 @@ learn(model, train, args.steps, 2e-3)
 print(f"digits of 20 pixels: {model.evaluate(test)['top1']:.1%} right")
 
 # Twice the side, twice the patch: kernel and positions are resized, nothing is trained.
-large = wt.resize_pictures(copy.deepcopy(model), size=40, patch=8)
+large = wt.resize_images(copy.deepcopy(model), size=40, patch=8)
 print(f"the same digits enlarged to 40, patches of 8: {large.evaluate(test)['top1']:.1%} right")
 
 # Negatives: white on black. LoRA learns them beside frozen weights.

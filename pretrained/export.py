@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from worldtokens.backbone.recurrent import Recurrent
 from worldtokens.errors import InputError
 from worldtokens.parts import write_whole
-from worldtokens.tasks.classification import Classifier
-from worldtokens.tasks.contrastive import CLIP
-from worldtokens.tasks.encoder import Encoder
+from worldtokens.tasks.classification.model import Classifier
+from worldtokens.tasks.contrastive.model import CLIP
+from worldtokens.tasks.embedding.model import Encoder
 from worldtokens.tokenizers.base import Batch, Tokenizer
-from worldtokens.tokenizers.image import ImageTokenizer
-from worldtokens.tokenizers.text import TextTokenizer
+from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
+from worldtokens.tokenizers.text.tokenizer import TextTokenizer
 
 
 def export_program(model: nn.Module, column: str | None = None) -> torch.export.ExportedProgram:

@@ -6,8 +6,8 @@ language: {class: worldtokens.pretrained.published.language_model, args: {name: 
 from __future__ import annotations
 
 from worldtokens.errors import InputError
-from worldtokens.pretrained.from_hf import from_hf
-from worldtokens.tasks.language_model import LanguageModel
+from worldtokens.pretrained.hf.load import from_hf
+from worldtokens.tasks.language.model import LanguageModel
 
 
 def language_model(name: str) -> LanguageModel:

@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 
 from worldtokens.data import fetch
-from worldtokens.data.emoji import LANGUAGES, PACK, emoji_concept, emoji_id
 from worldtokens.data.rows import kin, side_of
+from worldtokens.data.sets.emoji import LANGUAGES, PACK, emoji_concept, emoji_id
 
 PICTURES = "emoji-datasource-twitter@16.0.0"
 WORDS = "emojibase-data@17.0.0"

@@ -110,10 +110,10 @@ def test_unknown_commands_get_a_hint(capsys):
 def test_train_says_what_it_wants(capsys):
     assert cli.run(["train", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "clip_pictures" in out and "--optim.lr" in out and "highest learning rate" in out
+    assert "clip_emoji" in out and "--optim.lr" in out and "highest learning rate" in out
     assert cli.run(["train", "--optim.lr", "1"]) == 2
     assert "the recipe comes first" in capsys.readouterr().err
-    assert cli.run(["train", "clip_pictures", "--optim.lrr", "1"]) == 2
+    assert cli.run(["train", "clip_emoji", "--optim.lrr", "1"]) == 2
     err = capsys.readouterr().err
     assert "lrr" in err and len(err.splitlines()) == 1
 
@@ -127,7 +127,7 @@ def test_stopping_a_real_run_saves_it(tmp_path, number, status):
         "-m",
         "worldtokens",
         "train",
-        "clip_pictures",
+        "clip_emoji",
         "--train.out",
         str(tmp_path / "run"),
     ]

@@ -101,7 +101,7 @@ class LayoutLies(Letters):
     def forward(self, batch):
         t = super().forward(batch)
         n = t.shape[1]
-        return t.replace(layout=wt.Layout.simple([n] * len(t), "together"))
+        return t.replace(layout=wt.Layout.simple([n] * len(t), "bidirectional"))
 
 
 class ForgetsSettings(Letters):

@@ -26,14 +26,14 @@ def randomised(module):
     return module
 
 
-def sample(n, seed, order="together"):
+def sample(n, seed, order="bidirectional"):
     g = torch.Generator().manual_seed(seed)
     t = wt.Tokens(torch.randn(1, n, DIM, generator=g), layout=wt.Layout.simple([n], order))
     return t.causal() if order == "causal" else t
 
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=6)
-orders = st.sampled_from(["together", "causal"])
+orders = st.sampled_from(["bidirectional", "causal"])
 
 
 def close(a, b, tol=1e-5):
@@ -45,9 +45,9 @@ def close(a, b, tol=1e-5):
 def test_every_reading_equals_the_dense_rule(trunk, ns, order):
     t = wt.Tokens.stack([sample(n, i, order) for i, n in enumerate(ns)])
     dense = trunk(t.replace(layout=None))
-    kinds = [None, "groups", "padded" if order == "together" else "causal"]
+    kinds = [None, "groups", "padded" if order == "bidirectional" else "causal"]
     if t.layout.full(t.shape[1]):
-        kinds.append("full" if order == "together" else "causal")
+        kinds.append("full" if order == "bidirectional" else "causal")
     for kind in kinds:
         close(trunk(t, kind=kind).x, dense.x)
 
@@ -140,7 +140,7 @@ def test_gradients_flow_exactly_where_the_rule_says(trunk, row):
         assert not (far & wrong).any()
 
 
-@pytest.mark.parametrize("layout", [None, wt.Layout.simple([0, 0, 3], "together")])
+@pytest.mark.parametrize("layout", [None, wt.Layout.simple([0, 0, 3], "bidirectional")])
 def test_a_row_with_nothing_valid_gives_zeros(trunk, layout):
     x = torch.randn(3, 3, DIM).requires_grad_()
     valid = torch.tensor([[False] * 3, [False] * 3, [True] * 3])
@@ -190,13 +190,13 @@ def test_cat_after_padding_reads_the_same(trunk):
 
 def test_measured_finds_the_layout():
     packed = wt.pack([sample(n, n) for n in (3, 2, 5)], 6)
-    again = packed.replace(layout=None).measured()
+    again = packed.replace(layout=None).infer_layout()
     assert again.layout.lengths == packed.layout.lengths
-    assert again.layout.order == "together"
+    assert again.layout.order == "bidirectional"
     causal = wt.Tokens.stack([sample(3, 0, "causal"), sample(5, 1, "causal")])
-    assert causal.replace(layout=None).measured().layout.order == "causal"
+    assert causal.replace(layout=None).infer_layout().layout.order == "causal"
     gap = wt.Tokens(torch.zeros(1, 3, DIM), valid=torch.tensor([[True, False, True]]))
-    assert gap.measured().layout is None
+    assert gap.infer_layout().layout is None
 
 
 def test_pool_by_hand():
@@ -293,6 +293,6 @@ def test_windows_and_cross_reading():
 def test_a_sliding_window_is_the_same_by_groups(ns, window):
     torch.manual_seed(2)
     trunk = randomised(wt.Transformer(DIM, 1, 2, window=window)).eval()
-    for order in ("causal", "together"):
+    for order in ("causal", "bidirectional"):
         t = wt.Tokens.stack([sample(n, i, order) for i, n in enumerate(ns)])
         close(trunk(t).x, trunk(t.replace(layout=None)).x)

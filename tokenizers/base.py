@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worldtokens.layout import Layout, modality_id
 from worldtokens.parts import Part
-from worldtokens.tokens import Layout, Tokens, modality_id
+from worldtokens.tokens import Tokens
 
 
 class Batch(dict):
@@ -70,7 +71,11 @@ class Tokenizer(Part):
         return self(batch.to(param.device) if param is not None else batch)
 
     def wrap(
-        self, x: Tensor, lengths: Sequence[int] | Tensor | None, order: str = "together", **fields: Tensor
+        self,
+        x: Tensor,
+        lengths: Sequence[int] | Tensor | None,
+        order: str = "bidirectional",
+        **fields: Tensor,
     ) -> Tokens:
         """Tokens of one sample a row, padded on the right, with `valid`, `block` and `modality` filled in.
 
@@ -78,7 +83,7 @@ class Tokenizer(Part):
             x: (B, N, D).
             lengths: B ints on the CPU side, the valid tokens of each row; None: all of every row. Only where a graph is
                 exported, for any number of rows of any length: a tensor (B,).
-            order: ``"together"`` or ``"causal"``.
+            order: ``"bidirectional"`` or ``"causal"``.
             fields: `pos`, `ids`, ... as in `Tokens`.
         """
         b, n, _ = x.shape

@@ -19,7 +19,7 @@ def _draw(low: float, high: float) -> float:
     return low + (high - low) * float(torch.rand(()))
 
 
-class SoundJitter(nn.Module):
+class AudioJitter(nn.Module):
     """A sound as another speaker, room or microphone might have given it.
 
     Args:
@@ -54,7 +54,7 @@ class SoundJitter(nn.Module):
             ("colour", colour),
         ):
             if not value >= 0:
-                raise InputError(f"{name} of SoundJitter is out of its range, expected 0 or more")
+                raise InputError(f"{name} of AudioJitter is out of its range, expected 0 or more")
         self.rate, self.speed, self.shift, self.gain = rate, speed, shift, gain
         self.colour, self.noise = colour, noise
 
@@ -79,7 +79,7 @@ class SoundJitter(nn.Module):
         return wave * 10 ** (_draw(-self.gain, self.gain) / 20)
 
 
-class CloudJitter(nn.Module):
+class PointJitter(nn.Module):
     """A cloud turned about its upright axis, stretched, thinned and shaken.
 
     Args:
@@ -108,7 +108,7 @@ class CloudJitter(nn.Module):
         super().__init__()
         if axis not in (0, 1, 2) or not 0 < keep <= 1 or min(turn, stretch, shake) < 0:
             raise InputError(
-                f"CloudJitter: axis={axis}, keep={keep}, turn={turn}, stretch={stretch}, shake={shake}; expected axis 0, 1 or "
+                f"PointJitter: axis={axis}, keep={keep}, turn={turn}, stretch={stretch}, shake={shake}; expected axis 0, 1 or "
                 "2, keep above 0 and at most 1, the others 0 or more"
             )
         self.turn, self.axis, self.stretch, self.keep = turn, axis, stretch, keep

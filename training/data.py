@@ -63,7 +63,7 @@ class Plan:
     Args:
         rows: how many there are.
         batch: rows of one optimizer step, over all processes and the whole accumulation.
-        accumulation: parts that a step's rows are worked through in, one after another.
+        gradient_accumulation_steps: parts that a step's rows are worked through in, one after another.
         ranks: processes.
         rank: this one.
         seed: of the order.
@@ -77,20 +77,20 @@ class Plan:
 
     rows: int
     batch: int
-    accumulation: int = 1
+    gradient_accumulation_steps: int = 1
     ranks: int = 1
     rank: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.accumulation < 1:
+        if self.batch < 1 or self.gradient_accumulation_steps < 1:
             raise InputError(
-                f"batch_size={self.batch}, accumulation={self.accumulation}: both must be 1 or more"
+                f"batch_size={self.batch}, gradient_accumulation_steps={self.gradient_accumulation_steps}: both must be 1 or more"
             )
-        if self.batch % (self.accumulation * self.ranks):
+        if self.batch % (self.gradient_accumulation_steps * self.ranks):
             raise InputError(
-                f"batch_size={self.batch} can't be dealt out to accumulation={self.accumulation} x "
-                f"{self.ranks} processes: make it a multiple of {self.accumulation * self.ranks}"
+                f"batch_size={self.batch} can't be dealt out to gradient_accumulation_steps={self.gradient_accumulation_steps} x "
+                f"{self.ranks} processes: make it a multiple of {self.gradient_accumulation_steps * self.ranks}"
             )
         if self.rows < self.batch:
             raise InputError(
@@ -109,9 +109,9 @@ class Plan:
 
     def place(self, k: int) -> tuple[int, slice, slice]:
         """Of micro-batch k: its epoch, and in that epoch's order the step's rows and this process's own."""
-        step, part = divmod(k, self.accumulation)
+        step, part = divmod(k, self.gradient_accumulation_steps)
         epoch, at = divmod(step, self.steps_per_epoch)
-        own = self.batch // (self.accumulation * self.ranks)
+        own = self.batch // (self.gradient_accumulation_steps * self.ranks)
         first = at * self.batch + (part * self.ranks + self.rank) * own
         return epoch, slice(at * self.batch, (at + 1) * self.batch), slice(first, first + own)
 
@@ -184,7 +184,7 @@ class Batches(torch.utils.data.Dataset):
         self._bad: dict[int, str] = {}
 
     def __len__(self) -> int:
-        return self.plan.steps_per_epoch * self.plan.accumulation
+        return self.plan.steps_per_epoch * self.plan.gradient_accumulation_steps
 
     def __getitem__(self, k: int) -> tuple[Batch | None, Bad]:
         epoch, whole, own = self.plan.place(k)

@@ -35,10 +35,10 @@ from worldtokens.tasks.base import Task
 from worldtokens.tokenizers.base import Batch
 from worldtokens.training import checkpoint
 from worldtokens.training.data import Augment, Batches, Plan, mix, seed_all, stream
+from worldtokens.training.meters import Speed, Tally
 from worldtokens.training.optim import Average, OptimSettings, make_optimizer, rate, update
+from worldtokens.training.progress import Show, figures_text
 from worldtokens.training.settings import TrainReport, TrainSettings, autocast_type
-from worldtokens.training.show import Show, figures_text
-from worldtokens.training.tally import Speed, Tally
 
 
 class _Loss(nn.Module):
@@ -122,7 +122,12 @@ class _Run:
         )
         self.device, self.ranks = acc.device, acc.num_processes
         self.plan = Plan(
-            len(rows), train.batch_size, train.accumulation, self.ranks, acc.process_index, train.seed
+            len(rows),
+            train.batch_size,
+            train.gradient_accumulation_steps,
+            self.ranks,
+            acc.process_index,
+            train.seed,
         )
         self.steps = train.steps or max(1, round(train.epochs * self.plan.steps_per_epoch))
         self.batches = Batches(
@@ -193,8 +198,8 @@ class _Run:
         main = self.accelerator.is_main_process
         parts = stream(
             self.batches,
-            self.first * s.accumulation,
-            self.steps * s.accumulation,
+            self.first * s.gradient_accumulation_steps,
+            self.steps * s.gradient_accumulation_steps,
             s.workers,
             pin=self.device.type == "cuda",
         )
@@ -228,7 +233,7 @@ class _Run:
             if self.average is not None:
                 self.average.copy_to_model()
             self.task.eval()
-            r.rows_per_second, r.seconds = speed.overall(), time.monotonic() - began
+            r.samples_per_second, r.seconds = speed.overall(), time.monotonic() - began
             if self.ranks > 1:
                 parts: list[Any] = [None] * self.ranks
                 torch.distributed.all_gather_object(parts, r.bad_rows)
@@ -239,7 +244,7 @@ class _Run:
     def _step(self, step: int, parts: Any, tally: Tally) -> Tensor:
         """One optimizer step from `accumulation` parts."""
         s = self.set
-        window = [self._next(parts) for _ in range(s.accumulation)]
+        window = [self._next(parts) for _ in range(s.gradient_accumulation_steps)]
         weights = [float(b["weight"]) for b in window]
         count: Any = sum(weights)
         if self.ranks > 1:

@@ -22,7 +22,6 @@ import argparse
 import dataclasses
 import importlib
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -45,13 +44,6 @@ from worldtokens.training.settings import TrainReport, TrainSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 SECTIONS = ("model", "data", "optim", "train")
-USAGE = """usage: worldtokens train RECIPE [--section.key value ...] [--resume] [--print_config]
-
-RECIPE is a path or a shipped name: {shipped}.
-Any value of the recipe can be changed: --optim.lr 1e-3 --model.dim 128 --train.out runs/mine
---resume goes on from the run in train.out; --print_config prints the whole recipe, itself a recipe, and ends.
-Several processes: torchrun --nproc-per-node 2 -m worldtokens train RECIPE
-"""
 
 
 class _Yaml(yaml.SafeLoader):
@@ -126,7 +118,7 @@ class Recipe:
         _normalise(values, path)
         if unknown := set(values) - set(SECTIONS):
             raise InputError(f"{path}: unknown section {sorted(unknown)}, expected {', '.join(SECTIONS)}")
-        parser = _parser(validation="validation" in values["data"])
+        parser = recipe_parser(validation="validation" in values["data"])
         try:
             checked = parser.parse_object(_translate(values, to_jsonargparse=True, folder=path.parent))
             made = {k: _built(parser, checked, k) for k in ("optim", "train")}
@@ -190,40 +182,10 @@ class _Chain:
         return raw
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`worldtokens train`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE.format(shipped=", ".join(shipped())))
-        print(_parser(validation=True, model=False).format_help().partition("\n\n")[2])
-        return 0
-    if argv[0].startswith("-"):
-        raise InputError(
-            f"worldtokens train: the recipe comes first, found {argv[0]}; see worldtokens train --help"
-        )
-    show = "--print_config" in argv
-    rest = ["--train.resume" if a == "--resume" else a for a in argv[1:] if a != "--print_config"]
-    recipe = Recipe.read(argv[0], rest)
-    if show:
-        print(recipe, end="")
-        return 0
-    _, report = recipe.run()
-    from accelerate import PartialState
-
-    if PartialState().is_main_process:
-        out = Path(recipe.train.out)
-        best = f"; best at step {report.best_step}: {out / 'best'}" if report.best_step else ""
-        print(
-            f"trained {report.steps} steps at {report.rows_per_second:,.0f} rows/s; last: {out / 'last'}{best}"
-        )
-    PartialState().destroy_process_group()
-    return 0
+# ---- parsing ------------------------------------------------------------------------------------------
 
 
-# ---- the pieces ------------------------------------------------------------------------------------------
-
-
-def _parser(validation: bool, model: bool = True) -> ArgumentParser:
+def recipe_parser(validation: bool, model: bool = True) -> ArgumentParser:
     parser = ArgumentParser(prog="worldtokens train", exit_on_error=False, add_help=False)
     if model:
         parser.add_argument("--model", type=Task, required=True)
@@ -378,7 +340,7 @@ def _with_vocabularies(model: Any, rows: Any, folder: Path) -> Any:
             )
             args["vocabulary"] = str(learnt.save_vocabulary(folder / f"{column}.json"))
             return {"class": node["class"], "args": args}
-        # the names below `tokenizers` are columns; a front-end inside another one (Reduced) has its column
+        # the names below `tokenizers` are columns; a front-end inside another one (TokenReducer) has its column
         return {k: visit(v, k if parent == "tokenizers" else column, k) for k, v in node.items()}
 
     return visit(model, "text")

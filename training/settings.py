@@ -37,9 +37,9 @@ class TrainSettings:
         out: folder for `best`, `last` and TensorBoard's `logs`.
         steps: optimizer steps of the whole run; give this or `epochs`.
         epochs: passes over the rows; give this or `steps`.
-        batch_size: rows of one optimizer step, over all processes and the accumulation: the same recipe makes
+        batch_size: rows of one optimizer step, over all processes and the gradient_accumulation_steps: the same recipe makes
             the same steps on one process or on eight.
-        accumulation: parts that a step's rows are worked through in, to save memory.
+        gradient_accumulation_steps: parts that a step's rows are worked through in, to save memory.
         eval_every: steps between evaluations, each followed by saving; null: at the end alone.
         eval_batch_size: rows at a time in an evaluation.
         seed: of the order, the draws and dropout.
@@ -58,7 +58,7 @@ class TrainSettings:
     steps: int | None = None
     epochs: float | None = None
     batch_size: int = 64
-    accumulation: int = 1
+    gradient_accumulation_steps: int = 1
     eval_every: int | None = None
     eval_batch_size: int = 64
     seed: int = 0
@@ -97,7 +97,7 @@ class TrainReport:
         best: of the evaluation that the task's metric calls the best, and its step.
         skipped_steps: left out since the loss or the gradient wasn't finite.
         bad_rows: number -> why it couldn't be used, of the rows met.
-        rows_per_second: in training, evaluations and saving not counted.
+        samples_per_second: in training, evaluations and saving not counted.
         seconds: in all, since this start.
     """
 
@@ -108,5 +108,5 @@ class TrainReport:
     best_step: int | None = None
     skipped_steps: int = 0
     bad_rows: dict[int, str] = dataclasses.field(default_factory=dict)
-    rows_per_second: float = 0.0
+    samples_per_second: float = 0.0
     seconds: float = 0.0

@@ -29,8 +29,8 @@ def front_ends() -> dict:
     import torch
 
     import worldtokens as wt
-    from worldtokens.apps.tokens_look import read_text
-    from worldtokens.tokenizers.latents import TriplaneTokenizer
+    from worldtokens.apps.tokens.inspect import read_text
+    from worldtokens.tokenizers.latents.tokenizer import TriplaneTokenizer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

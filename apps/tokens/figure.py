@@ -1,0 +1,113 @@
+"""What tokens are, as a picture: one panel for each source, drawn with matplotlib's Agg alone.
+
+Panels stand side by side as long as they fit in a page three squares wide.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from worldtokens.apps.tokens.inspect import Seen
+from worldtokens.apps.tokens.panels import (
+    GAP,
+    HEAD,
+    LINE,
+    UNIT,
+    Panel,
+    cell_size,
+    draw_audio,
+    draw_clip,
+    draw_image,
+    draw_points,
+    draw_series,
+    draw_text,
+    set_lines,
+    sheet,
+)
+from worldtokens.errors import InputError
+from worldtokens.parts import write_whole
+
+DPI = 150
+MOST_PANELS = 24
+
+_DRAW = {
+    "image": draw_image,
+    "audio": draw_audio,
+    "video": draw_clip,
+    "views": draw_clip,
+    "points": draw_points,
+    "series": draw_series,
+    "text": draw_text,
+}
+
+
+def save_picture(seen: Sequence[Seen], out: str | os.PathLike) -> Path:
+    """Draw the sources' panels and write them as one PNG.
+
+    Args:
+        seen: at least one; of more than 24 the first are drawn.
+        out: path of the PNG.
+
+    Raises:
+        InputError: the file can't be written.
+    """
+    data = io.BytesIO()
+    FigureCanvasAgg(draw_picture(seen)).print_png(data)
+    out = Path(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, data.getvalue())
+    except OSError as e:
+        raise InputError(f"{out}: can't be written: {e.strerror}") from e
+    return out
+
+
+def draw_picture(seen: Sequence[Seen]) -> Figure:
+    """The figure that `save_picture` writes."""
+    seen = list(seen)[:MOST_PANELS]
+    rows: list[list[tuple[Seen, int, float]]] = []
+    for s in seen:
+        units, height = _size(s)
+        if not rows or sum(u for _, u, _ in rows[-1]) + units > 3:
+            rows.append([])
+        rows[-1].append((s, units, height))
+    width = max(sum(u for _, u, _ in row) for row in rows)
+    heights = [max(h for _, _, h in row) for row in rows]
+    fig = Figure(figsize=(width * UNIT, sum(heights)), dpi=DPI, facecolor="white")
+    grid = fig.add_gridspec(
+        len(rows), width, height_ratios=heights, left=0, right=1, top=1, bottom=0, wspace=0, hspace=0
+    )
+    for i, (row, height) in enumerate(zip(rows, heights, strict=True)):
+        left = 0
+        for s, units, _ in row:
+            area = fig.add_subfigure(grid[i, left : left + units])
+            panel = Panel(area, units * UNIT, height)
+            about = _DRAW[s.modality](panel, s)
+            panel.heading(
+                s.name if s.name.startswith('"') else os.path.basename(s.name), f"{s.count:,} tokens: {about}"
+            )
+            left += units
+    return fig
+
+
+def _size(s: Seen) -> tuple[int, float]:
+    """(units of width, height in inches) that a source's panel wants."""
+    if s.modality in ("image", "points"):
+        return 1, UNIT - GAP + HEAD
+    if s.modality == "text":
+        # the narrowest that keeps it in three lines
+        for units in (1, 2, 3):
+            lines = len(set_lines(s.pieces, units * UNIT - 2 * GAP))
+            if lines <= 3:
+                break
+        return units, HEAD + lines * LINE + 2 * GAP
+    if s.modality in ("video", "views"):
+        columns, rows = sheet(s)
+        return 2, HEAD + rows * cell_size(s, (2 * UNIT - GAP) / columns)[2]
+    return 2, UNIT - GAP + HEAD

@@ -1,0 +1,279 @@
+"""Where a Hugging Face model comes from: a folder as `save_pretrained` writes it, a published name, or a live module.
+
+A folder is read without transformers: config.json, weights, vocabulary and preprocessing are plain files. Shared by all
+families: the settings that a family expects (any other is refused by name), and the vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from torch import Tensor, nn
+
+from worldtokens.errors import InputError
+from worldtokens.pretrained import mapping
+from worldtokens.tokenizers.text.vocabulary import open_vocabulary
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "1_Pooling/*", "2_Dense/*", "2_Normalize/*"]
+OTHERS = [
+    "onnx/*",
+    "openvino/*",
+    "coreml/*",
+    "*.onnx*",
+    "flax_*",
+    "tf_*",
+]  # the same weights for other programs
+SLOW = (
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)  # what came before tokenizer.json
+# transformers' names -> ours; "gelu_fast" and "gelu_new" write the same tanh formula in two ways
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a family's converter may ask for beside config and weights.
+
+    Args:
+        name: what to call it in errors.
+        architecture: the class of transformers that wrote the weights, e.g. ``"BertModel"``.
+        folder: where its files lie, or None.
+        tokenizer: given by the caller, or None: `vocabulary` opens it.
+        processor: given by the caller, or None: `preprocessing` reads it.
+        generation: a live model's settings of generation, or None: `generation_settings` reads them.
+    """
+
+    name: str
+    architecture: str
+    folder: Path | None = None
+    tokenizer: Any = None
+    processor: Any = None
+    generation: Mapping[str, Any] | None = None
+
+    def read(self, file: str) -> Any:
+        """A JSON file of the folder, or None where there is none.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        path = self.folder and self.folder / file
+        if path is None or not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as e:
+            raise InputError(f"{path} isn't JSON: {e}") from e
+
+    @functools.cached_property
+    def vocabulary(self) -> tokenizers.Tokenizer | None:
+        """The vocabulary given, or the folder's: tokenizer.json, or BERT's vocab.txt. None where there is neither."""
+        given = getattr(self.processor, "tokenizer", None) if self.tokenizer is None else self.tokenizer
+        if given is not None:
+            given = getattr(given, "tokenizer", given)  # of a processor that holds one
+            return open_vocabulary(getattr(given, "backend_tokenizer", given))
+        if self.folder is None:
+            return None
+        if (self.folder / "tokenizer.json").is_file():
+            return open_vocabulary(self.folder / "tokenizer.json")
+        if (self.folder / "vocab.txt").is_file():
+            return _wordpiece(self.folder / "vocab.txt", self.read("tokenizer_config.json") or {})
+        for file in SLOW:
+            if (self.folder / file).is_file():
+                raise self.refuse(
+                    f"its vocabulary is {file}, without a tokenizer.json: let transformers make one, "
+                    f"AutoTokenizer.from_pretrained({str(self.folder)!r}), and give it as tokenizer="
+                )
+        return None
+
+    @property
+    def preprocessing(self) -> dict[str, Any] | None:
+        """How pictures or sounds are prepared: the processor given, or the folder's preprocessor_config.json."""
+        given = self.processor
+        if given is None:
+            found = self.read("preprocessor_config.json")
+            return (
+                found
+                if found is not None
+                else (self.read("processor_config.json") or {}).get("image_processor")
+            )
+        given = getattr(given, "image_processor", getattr(given, "feature_extractor", given))
+        return dict(given) if isinstance(given, Mapping) else given.to_dict()
+
+    @property
+    def generation_settings(self) -> dict[str, Any]:
+        """What is set of generation: a live model's, or the folder's generation_config.json; nulls left out."""
+        found = self.generation if self.generation is not None else self.read("generation_config.json")
+        return {k: v for k, v in (found or {}).items() if v is not None}
+
+    def refuse(self, what: str) -> InputError:
+        """An error that names the source: ``raise source.refuse("relative positions")``."""
+        return InputError(f"{self.name} ({self.architecture}): {what}")
+
+    def expect(self, config: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
+        """Check that settings are as this family's converter takes them; one that is absent is right.
+
+        Args:
+            config: the model's.
+            allowed: setting -> its value, or a tuple of the values that are taken.
+
+        Raises:
+            InputError: one isn't; named.
+        """
+        for key, values in allowed.items():
+            values = values if isinstance(values, tuple) else (values,)
+            if key in config and config[key] not in values:
+                told = " or ".join(map(repr, values))
+                raise self.refuse(f"{key}={config[key]!r} isn't supported, {told} is")
+
+    def architecture_of(self, known: Mapping[str, Any]) -> Any:
+        """What a family's table holds for this architecture; for its first where a config doesn't tell.
+
+        Raises:
+            InputError: the table doesn't know it.
+        """
+        if not self.architecture:
+            return next(iter(known.values()))
+        if self.architecture not in known:
+            raise self.refuse(f"this class isn't supported; of its family these are: {', '.join(known)}")
+        return known[self.architecture]
+
+    def activation(self, name: Any) -> str:
+        """Our name of an activation of transformers."""
+        if name not in ACTIVATIONS:
+            raise self.refuse(f"activation {name!r} isn't supported; these are: {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+
+def numbers(size: int) -> tokenizers.Tokenizer:
+    """A stand-in for a vocabulary that nobody gave: a text is ids written as numbers, ``"101 2054 102"``."""
+    out = tokenizers.Tokenizer(models.WordLevel({str(i): i for i in range(size)}))
+    out.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return out
+
+
+def _wordpiece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """BERT's vocabulary from the file that came before tokenizer.json."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    vocab = {line: i for i, line in enumerate(lines)}
+    named = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
+    for key in named:
+        told = config.get(f"{key}_token", named[key])
+        named[key] = told["content"] if isinstance(told, Mapping) else told
+    absent = [t for t in (named["unk"], named["cls"], named["sep"]) if t not in vocab]
+    if absent:
+        raise InputError(f"{path} lacks {absent}: expected a WordPiece vocabulary, one piece a line")
+    lower, accents = config.get("do_lower_case", True), config.get("strip_accents")
+    out = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=named["unk"], max_input_chars_per_word=100))
+    out.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        lowercase=lower,
+        strip_accents=accents,
+    )
+    out.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    out.decoder = decoders.WordPiece()
+    out.post_processor = processors.TemplateProcessing(
+        single=f"{named['cls']} $A {named['sep']}",
+        pair=f"{named['cls']} $A {named['sep']} $B:1 {named['sep']}:1",
+        special_tokens=[(named[k], vocab[named[k]]) for k in ("cls", "sep")],
+    )
+    known = [t for t in named.values() if t in vocab]
+    out.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in known])
+    return out
+
+
+# ---- opening -----------------------------------------------------------------------------------------------
+
+
+def open_source(
+    source: str | Path | nn.Module, tokenizer: Any = None, processor: Any = None
+) -> tuple[dict[str, Any], dict[str, Tensor], Source]:
+    """(config, weights, what else a converter may ask for).
+
+    Raises:
+        InputError: there is no such folder or published name, or it lacks a file.
+    """
+    if isinstance(source, nn.Module):
+        config = getattr(source, "config", None)
+        if config is None or not hasattr(config, "to_dict"):
+            raise InputError(f"{type(source).__name__} isn't a model of transformers: it has no config")
+        place = Path(str(getattr(config, "name_or_path", "") or ""))
+        folder = place if str(place) != "." and place.is_dir() else None
+        how = getattr(source, "generation_config", None)
+        how = how.to_dict() if hasattr(how, "to_dict") else None
+        made = Source(type(source).__name__, type(source).__name__, folder, tokenizer, processor, how)
+        return config.to_dict(), dict(source.state_dict()), made
+    folder = Path(source)
+    if folder.is_file():
+        raise InputError(
+            f"{folder} is a file of weights alone: give its folder, which needs {CONFIG} too, or a .gguf file"
+        )
+    if not folder.is_dir():
+        folder = _download(str(source))
+    name = str(source)
+    opened = Source(name, "", folder, tokenizer, processor)
+    config = opened.read(CONFIG)
+    if not isinstance(config, dict):
+        raise InputError(f"{folder} has no {CONFIG}: expected a folder that save_pretrained wrote")
+    if config.get("auto_map"):
+        raise InputError(
+            f"{name} brings code of its own ({CONFIG}, auto_map), which is never run: not supported"
+        )
+    written = config.get("architectures") or [""]
+    return config, _weights(folder), dataclasses.replace(opened, architecture=written[0])
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    wanted = FILES
+    try:
+        with contextlib.suppress(OSError, HfHubHTTPError):  # without network: what lies in the cache
+            if any(f.startswith("model.safetensors") for f in list_repo_files(name)):
+                wanted = [f for f in FILES if not f.endswith(".bin")]  # the same weights again
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=OTHERS))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as e:
+        raise InputError(
+            f"there is no folder {name!r}, and the Hugging Face hub doesn't give a model of that name: {e}"
+        ) from e
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder, in one file or in the shards that its index names."""
+    for file in WEIGHTS:
+        if (folder / file).is_file():
+            return mapping.read_weights(folder / file)
+        index = folder / f"{file}.index.json"
+        if index.is_file():
+            placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            # only plain names: an index from elsewhere must not reach other files
+            shards = sorted({Path(s).name for s in placed.values()})
+            out: dict[str, Tensor] = {}
+            for shard in shards:
+                out |= mapping.read_weights(folder / shard)
+            absent = sorted(set(placed) - set(out))
+            if absent:
+                raise InputError(f"{index} names weights that its shards lack: {absent[:5]}")
+            return out
+    raise InputError(f"{folder} holds no weights: expected {' or '.join(WEIGHTS)}, whole or in shards")

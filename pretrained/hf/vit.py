@@ -1,0 +1,115 @@
+"""Hugging Face's ViT (Dosovitskiy 2020): with its head a `Classifier`, without it an `Encoder`, whose vector is the pooler's.
+
+The class token's own position is added into it, since only their sum is ever read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from worldtokens.backbone.transformer import Transformer
+from worldtokens.pretrained import mapping
+from worldtokens.pretrained.hf.preprocess import grid, look, split_positions
+from worldtokens.pretrained.hf.source import Source
+from worldtokens.tasks.classification.model import Classifier
+from worldtokens.tasks.embedding.model import Encoder
+from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
+
+BLOCK = "trunk.blocks.*"
+NAMES = {
+    "embeddings.patch_embeddings.projection.*": "front.proj.*",
+    "class_token": "front.class_token",
+    "positions": "front.pos_embed",
+    "layers.*.layernorm_before.*": f"{BLOCK}.norm1.*",
+    "layers.*.attention.qkv.*": f"{BLOCK}.attn.qkv.*",
+    "layers.*.attention.o_proj.*": f"{BLOCK}.attn.proj.*",
+    "layers.*.layernorm_after.*": f"{BLOCK}.norm2.*",
+    "layers.*.mlp.fc1.*": f"{BLOCK}.mlp.fc1.*",
+    "layers.*.mlp.fc2.*": f"{BLOCK}.mlp.fc2.*",
+    # as files, and transformers before 5, name them
+    "encoder.layer.*.layernorm_before.*": f"{BLOCK}.norm1.*",
+    "encoder.layer.*.attention.qkv.*": f"{BLOCK}.attn.qkv.*",
+    "encoder.layer.*.attention.output.dense.*": f"{BLOCK}.attn.proj.*",
+    "encoder.layer.*.layernorm_after.*": f"{BLOCK}.norm2.*",
+    "encoder.layer.*.intermediate.dense.*": f"{BLOCK}.mlp.fc1.*",
+    "encoder.layer.*.output.dense.*": f"{BLOCK}.mlp.fc2.*",
+    "layernorm.*": "trunk.norm.*",
+    "pooler.dense.*": "head.*",
+    "classifier.*": "head.*",
+}
+JOINED = {
+    f"{place}.qkv.{kind}": tuple(f"{inner.format(p)}.{kind}" for p in parts)
+    for kind in ("weight", "bias")
+    for place, inner, parts in (
+        ("layers.*.attention", "layers.*.attention.{}_proj", "qkv"),
+        ("encoder.layer.*.attention", "encoder.layer.*.attention.attention.{}", ("query", "key", "value")),
+    )
+}
+CLASSES = {"ViTModel": False, "ViTForImageClassification": True}
+EXPECTED = {"num_channels": 3, "pooler_act": "tanh"}
+DEFAULTS = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+}
+
+
+def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Source) -> Classifier | Encoder:
+    """A `Classifier` or an `Encoder` of pictures with the numbers of this ViT."""
+    config = DEFAULTS | config
+    classifies = source.architecture_of(CLASSES)
+    source.expect(config, EXPECTED)
+    weights = {k.removeprefix("vit."): v for k, v in weights.items()}
+    dim = config["hidden_size"]
+    patch, rows = grid(config)
+    trunk = Transformer(
+        dim,
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        hidden=config["intermediate_size"],
+        activation=source.activation(config["hidden_act"]),
+        eps=config["layer_norm_eps"],
+    )
+    front = ImageTokenizer(
+        dim, patch, position_grid=rows, class_token=True, **look(source, "vit", config["image_size"])
+    )
+    table, first = (
+        weights.pop("embeddings.position_embeddings", None),
+        weights.pop("embeddings.cls_token", None),
+    )
+    if table is not None and first is not None:  # what is absent is told by `fill`
+        own, weights["positions"] = split_positions(table[0], rows, source)
+        weights["class_token"] = first + own
+    projection = "embeddings.patch_embeddings.projection.weight"
+    if projection in weights:
+        weights[projection] = weights[projection].flatten(1)
+    weights = mapping.rename(mapping.join(weights, JOINED), NAMES, source.name)
+    if classifies:
+        model = Classifier(front, trunk, _classes(config, weights), "first")
+        places = {"front.": "tokenizers.image."}
+    else:
+        pooled = "head.weight" in weights
+        width = config.get("pooler_output_size") or dim
+        how = {"dim": width, "activation": "tanh"} if pooled else {}
+        model, places = Encoder(front, trunk, "first", **how), {"front.": "tokenizer."}
+    mapping.fill(model, mapping.placed(weights, places), source.name)
+    return model
+
+
+def _classes(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list[str] | int:
+    """The classes' names, each once, or how many there are."""
+    count = len(weights["head.weight"]) if "head.weight" in weights else 2
+    told = {int(k): str(v) for k, v in (config.get("id2label") or {}).items()}
+    names = [told.get(i, f"LABEL_{i}") for i in range(count)]
+    if all(n == f"LABEL_{i}" for i, n in enumerate(names)):
+        return count
+    # ImageNet has two classes "crane" and two "maillot"
+    return [n if names.count(n) == 1 else f"{n} ({i})" for i, n in enumerate(names)]

@@ -1,0 +1,98 @@
+"""timm's Vision Transformers as front-end, trunk and head: the same numbers from the same weights (see `timm_vit`)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from worldtokens.errors import InputError
+from worldtokens.parts import load_strictly
+from worldtokens.pretrained import mapping
+from worldtokens.pretrained.timm.vit import read_vit
+from worldtokens.tasks.classification.model import Classifier
+
+RESIZE = {"center": "crop", "squash": "squash"}
+
+
+def from_timm(
+    source: str | Path | nn.Module,
+    pretrained: bool = False,
+    architecture: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Classifier:
+    """A ViT of timm as a `Classifier` with equal outputs, its preprocessing included.
+
+    Args:
+        source: a published name (``"vit_small_patch16_224.augreg_in21k"``, ``"hf-hub:..."``), a folder that timm saved,
+            a file of weights, or a live model of timm.
+        pretrained: for a name: download its weights. False: random ones, without network.
+        architecture: for a file: the name that it belongs to.
+        options: what `timm.create_model` takes beside the name, e.g. ``{"img_size": 384}``; the classes of a file are
+            counted from its head.
+
+    Returns:
+        The model in eval mode, on the CPU, float32. A `NaFlexVit` keeps a picture's aspect. A model of timm without head gives one with ``classes=0``. Dropout
+        isn't carried, stochastic depth is.
+
+    Raises:
+        InputError: the source can't be found, or is an architecture, a setting or a weight that isn't supported; named.
+    """
+    model, name = _open(source, pretrained, architecture, dict(options or {}))
+    import timm
+
+    data = timm.data.resolve_data_config(model=model)
+    look = {k: data[k] for k in ("mean", "std", "interpolation")}
+    if type(model).__name__ == "NaFlexVit":
+        # as many patches as the square it was trained around has
+        patch, sides = model.embeds.patch_size, data["input_size"][1:]
+        look["max_tokens"] = math.prod(s // p for s, p in zip(sides, patch, strict=True))
+    elif data["crop_mode"] in RESIZE:
+        look |= {"crop": data["crop_pct"], "resize": RESIZE[data["crop_mode"]]}
+    else:
+        raise InputError(f"{name}: crop_mode {data['crop_mode']!r}, expected 'center' or 'squash'")
+    tower = read_vit(model, name, look)
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    named = cfg.get("label_names") if hasattr(cfg, "get") else None
+    classes = list(named) if named and len(named) == model.num_classes else model.num_classes
+    ours = Classifier(tower.front, tower.trunk, classes, tower.pool, tower.pool_norm)
+    places = {"front.": "tokenizers.image."}
+    mapping.fill(ours, mapping.placed(tower.weights, places), name)
+    return ours.eval()
+
+
+def _open(
+    source: str | Path | nn.Module, pretrained: bool, architecture: str | None, options: dict[str, Any]
+) -> tuple[nn.Module, str]:
+    """A live model of timm, and what to call it in errors."""
+    import timm
+
+    if isinstance(source, nn.Module):
+        return source, type(source).__name__
+    path = Path(source)
+    if path.is_file():
+        if architecture is None:
+            raise InputError(f"{path} is a file of weights alone: name its model with architecture=")
+        weights = mapping.read_weights(path)
+        if "head.weight" in weights:
+            options.setdefault("num_classes", len(weights["head.weight"]))
+        model = _create(timm, architecture, options, False)
+        load_strictly(model, weights, str(path))
+        return model, str(path)
+    if path.is_dir():
+        return _create(timm, f"local-dir:{path}", options, True), str(path)
+    return _create(timm, str(source), options, pretrained), str(source)
+
+
+def _create(timm: Any, name: str, options: dict[str, Any], pretrained: bool) -> nn.Module:
+    if ":" not in name and not timm.is_model(name.partition(".")[0]):
+        near = difflib.get_close_matches(name, timm.list_models(), 3)
+        raise InputError(f"timm has no model {name!r}, and there is no such file or folder; near it: {near}")
+    try:
+        return timm.create_model(name, pretrained=pretrained, **options)
+    except (RuntimeError, TypeError, ValueError, OSError, KeyError, AssertionError) as e:
+        raise InputError(f"timm can't make {name!r} with {options}: {e}") from e

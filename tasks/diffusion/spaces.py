@@ -1,0 +1,148 @@
+"""What a diffusion model moves in: the pixels of a picture front-end, or the codes of one whose pictures are ids.
+
+A space has four verbs: `clean` (a batch as numbers of about unit size), `embed` (noisy numbers -> Tokens), `unfold` (what
+the trunk says of each token -> a shape like `clean`'s) and `pictures` (numbers -> pictures).
+
+Shapes: B pictures, N tokens, P values of a token, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from worldtokens.errors import InputError
+from worldtokens.tasks.classification.mixing import pictures_of
+from worldtokens.tokenizers.base import Batch, Tokenizer
+from worldtokens.tokenizers.discrete.tokenizer import DiscreteTokenizer
+from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
+from worldtokens.tokenizers.patches import grid_coords, grid_of, sides, sincos_positions, unpatchify
+from worldtokens.tokens import Tokens
+
+
+def space_of(front: Tokenizer) -> Pixels | Codes:
+    """The space of a front-end.
+
+    Raises:
+        ValueError: there is none for it.
+    """
+    if isinstance(front, ImageTokenizer):
+        return Pixels(front)
+    if isinstance(front, DiscreteTokenizer):
+        return Codes(front)
+    raise ValueError(
+        f"pictures are drawn by way of an ImageTokenizer or a DiscreteTokenizer, got {type(front).__name__}"
+    )
+
+
+class Pixels(nn.Module):
+    """Normalised pixels, (B, 3, H, W): the front-end's own patches in, a linear map's patches out.
+
+    The tokens are the front-end's, and `unfold` is the exact inverse of its cutting.
+    """
+
+    def __init__(self, front: ImageTokenizer) -> None:
+        super().__init__()
+        if (
+            front.size is None
+            or front.resize == "pad"
+            or any(s % p for s, p in zip(front.size, front.patch, strict=True))
+        ):
+            raise ValueError(
+                f"size={front.size}, patch={front.patch}, resize={front.resize!r}: to be drawn, pictures need one size, a "
+                "multiple of the patch, and resize='crop' or 'squash'"
+            )
+        self.values = front.proj.in_features
+
+    def shape(self, front: ImageTokenizer, size: int | Sequence[int] | None = None) -> tuple[int, ...]:
+        """Of one picture: (3, H, W), the front-end's own size or another.
+
+        Raises:
+            InputError: a side isn't a multiple of the patch.
+        """
+        size = front.size if size is None else sides(size, 2, "size")
+        if any(s % p for s, p in zip(size, front.patch, strict=True)):
+            raise InputError(f"size is {size}, expected multiples of the patch {front.patch}")
+        return 3, *size
+
+    def clean(self, front: ImageTokenizer, batch: Batch | Tensor) -> Tensor:
+        """A front-end's batch, or normalised floats as they are -> (B, 3, H, W) float32."""
+        return pictures_of(front, batch)
+
+    def embed(self, front: ImageTokenizer, x: Tensor) -> Tokens:
+        """(B, 3, H, W) -> (B, N, D)"""
+        return front(x)
+
+    def unfold(self, front: ImageTokenizer, out: Tensor, like: Tensor) -> Tensor:
+        """(B, N, P) -> (B, 3, H, W)"""
+        return unpatchify(out[:, front.prefix :], front.patch, grid_of(like.shape[2:], front.patch))
+
+    def pictures(self, front: ImageTokenizer, x: Tensor) -> list[Image.Image]:
+        """(B, 3, H, W) -> B pictures."""
+        mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (front.mean, front.std))
+        return _images(x.float() * std + mean)
+
+
+class Codes(nn.Module):
+    """The codes of a frozen picture codec, (B, W, h, w): Rombach et al. 2022's latent diffusion.
+
+    The velocity is that of the codes, divided by `scale`; what comes out is given to the codec's decoder as it is. A
+    place of the grid is a token, with sin-cos positions.
+    """
+
+    def __init__(self, front: DiscreteTokenizer) -> None:
+        super().__init__()
+        self.values = front.codec.quantizer.width
+        self.project = nn.Linear(self.values, front.dim)
+        # set from the first training batch, saved with the model
+        self.register_buffer("scale", torch.zeros(()))
+        nn.init.normal_(self.project.weight, std=self.values**-0.5)
+        nn.init.zeros_(self.project.bias)
+        front.freeze()
+        front.requires_grad_(False)  # ids and their embeddings play no part
+
+    def shape(self, front: DiscreteTokenizer, size: int | Sequence[int] | None = None) -> tuple[int, ...]:
+        """Of one picture: (W, h, w).
+
+        Raises:
+            InputError: a side isn't a multiple of the codec's factor.
+        """
+        size = front.size if size is None else sides(size, 2, "size")
+        if any(s % front.factor for s in size):
+            raise InputError(f"size is {size}, expected multiples of {front.factor}")
+        return self.values, *(s // front.factor for s in size)
+
+    @torch.no_grad()
+    def clean(self, front: DiscreteTokenizer, batch: Batch | Tensor) -> Tensor:
+        """A front-end's batch, or pictures -> (B, W, h, w) float32 of unit deviation."""
+        codes = front.codec.quantizer.codes(front.encode(batch)).movedim(-1, 1).float()
+        first = (self.scale == 0) & self.training
+        self.scale.copy_(torch.where(first, codes.std().clamp(min=1e-6), self.scale))
+        return codes / torch.where(self.scale == 0, 1.0, self.scale)
+
+    def embed(self, front: DiscreteTokenizer, x: Tensor) -> Tokens:
+        """(B, W, h, w) -> (B, N, D)"""
+        b, _, h, w = x.shape
+        coords = grid_coords((h, w), x.device)
+        tokens = self.project(x.flatten(2).transpose(1, 2)) + sincos_positions(coords, front.dim).to(x.dtype)
+        pos = nn.functional.pad(coords.float(), (1, 0)).expand(b, -1, -1)
+        return front.wrap(tokens, (h * w,) * b, "bidirectional", pos=pos)
+
+    def unfold(self, front: DiscreteTokenizer, out: Tensor, like: Tensor) -> Tensor:
+        """(B, N, W) -> (B, W, h, w)"""
+        return out.transpose(1, 2).unflatten(2, like.shape[2:])
+
+    @torch.no_grad()
+    def pictures(self, front: DiscreteTokenizer, x: Tensor) -> list[Image.Image]:
+        """(B, W, h, w) -> B pictures."""
+        with torch.autocast(x.device.type, enabled=False):
+            return _images((front.codec.decoder(x.float() * self.scale) + 1) / 2)
+
+
+def _images(x: Tensor) -> list[Image.Image]:
+    """(B, 3, H, W) in [0, 1] -> pictures."""
+    levels = (x.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return [Image.fromarray(each) for each in levels]

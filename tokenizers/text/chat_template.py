@@ -1,0 +1,146 @@
+"""From messages to ids by a model's chat template, the Jinja text that Hugging Face keeps in `chat_template`.
+
+Only the template's own text may spell special tokens. What people say is plain text whatever it spells: a message that
+contains ``<|im_end|>`` ends nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worldtokens.errors import InputError
+from worldtokens.tokenizers.text.tokenizer import TextTokenizer
+
+
+def chat_ids(
+    front: TextTokenizer, template: str, messages: Sequence[Mapping[str, Any]], reply: bool = True
+) -> Tensor:
+    """Messages -> the ids of a prompt, (N,) int64.
+
+    Args:
+        front: whose vocabulary.
+        template: Jinja text that reads `messages`, `add_generation_prompt`, `bos_token` and `eos_token`. It runs in
+            Jinja's sandbox and reaches nothing else.
+        messages: dicts of ``"role"`` and ``"content"``, both str, in order.
+        reply: end with what asks for the model's answer.
+
+    Raises:
+        InputError: a message that isn't such a dict, or a template that refuses them or can't be run.
+    """
+    for i, message in enumerate(messages):
+        good = isinstance(message, Mapping) and all(
+            isinstance(message.get(k), str) for k in ("role", "content")
+        )
+        if not good:
+            raise InputError(
+                f"message {i} is {message!r:.80}, expected a dict of 'role' and 'content', both str"
+            )
+    (ids,) = Chat(front, template, messages).parts(reply=reply) or [torch.zeros(0, dtype=torch.int64)]
+    return ids
+
+
+class Chat:
+    """Messages written down by a template, with places for what isn't text.
+
+    Args:
+        front, template: as in `chat_ids`.
+        messages: dicts of ``"role"`` and ``"content"``, which is a str, or a list of str and of anything else: media.
+
+    Raises:
+        InputError: no messages, or one that isn't such a dict.
+    """
+
+    def __init__(self, front: TextTokenizer, template: str, messages: Sequence[Mapping[str, Any]]) -> None:
+        self.front, self.template, self.media = front, template, []
+        self.messages, contents = [], []
+        for i, message in enumerate(messages):
+            content = message.get("content") if isinstance(message, Mapping) else None
+            if not isinstance(content, str | list | tuple) or not isinstance(message.get("role"), str):
+                raise InputError(
+                    f"message {i} is {message!r:.80}, expected a dict of 'role', a str, and 'content', a str or a list"
+                )
+            contents.append([content] if isinstance(content, str) else list(content))
+            self.messages.append(dict(message))
+        if not self.messages:
+            raise InputError("no messages: expected at least one")
+        said = "".join(v for m in self.messages for v in m.values() if isinstance(v, str)) + template
+        said += "".join(v for c in contents for v in c if isinstance(v, str))
+        # letters that nobody said: one is put into every special token that somebody spelled, and taken out again
+        # when ids are made; the other stands for a medium
+        free = (c for c in map(chr, range(0xE000, 0xF900)) if c not in said)
+        self.hidden, self.slot = next(free), next(free)
+        for message, content in zip(self.messages, contents, strict=True):
+            self.media.append([v for v in content if not isinstance(v, str)])
+            message["content"] = "".join(v if isinstance(v, str) else self.slot for v in content)
+            for key, value in message.items():
+                if isinstance(value, str):
+                    message[key] = front._marker.sub(lambda m: m[0][0] + self.hidden + m[0][1:], value)
+
+    def text(self, first: int = 0, last: int | None = None, reply: bool = False) -> str:
+        """Messages `first` to before `last` as the template writes them."""
+        return _rendered(self.front, self.template, self.messages[first:last], reply)
+
+    def parts(self, first: int = 0, last: int | None = None, reply: bool = False) -> list[Any]:
+        """The same as ids (n,) and, between them, the media in their order.
+
+        Raises:
+            InputError: the template loses a medium or says it twice.
+        """
+        return self.read(self.text(first, last, reply), [m for ms in self.media[first:last] for m in ms])
+
+    def read(self, text: str, media: Sequence[Any]) -> list[Any]:
+        """Written text -> ids (n,) and media."""
+        pieces = text.split(self.slot)
+        if len(pieces) != len(media) + 1:
+            raise InputError(
+                f"the chat template wrote {len(pieces) - 1} of {len(media)} media: it must write every content once"
+            )
+        out = []
+        for i, piece in enumerate(pieces):
+            if ids := self._ids(piece):
+                out.append(torch.tensor(ids, dtype=torch.int64))
+            out += [media[i]] if i < len(media) else []
+        return out
+
+    def _ids(self, text: str) -> list[int]:
+        front, ids, at = self.front, [], 0
+        for mark in front._marker.finditer(text):
+            ids += front._unmarked(text[at : mark.start()].replace(self.hidden, ""))
+            ids.append(front._rust.token_to_id(mark[0]))
+            at = mark.end()
+        return ids + front._unmarked(text[at:].replace(self.hidden, ""))
+
+
+def _rendered(front: TextTokenizer, template: str, messages: list[dict[str, Any]], reply: bool) -> str:
+    import jinja2
+
+    names = {"bos_token": front.start_id, "eos_token": front.end_id}
+    names = {k: "" if i is None else front._rust.id_to_token(i) for k, i in names.items()}
+    try:
+        return _made(template).render(messages=messages, add_generation_prompt=reply, **names)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError) as e:
+        if isinstance(e, InputError):
+            raise
+        raise InputError(f"the chat template can't be run: {e}") from e
+
+
+@functools.lru_cache(maxsize=32)
+def _made(template: str) -> Any:
+    """A template that can be run; making it costs more than running it."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(why: str) -> None:
+        raise InputError(f"the chat template refuses these messages: {why}")
+
+    # these two settings and the loop controls are what published templates are written for
+    extensions = ["jinja2.ext.loopcontrols"]
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    sandbox.globals["raise_exception"] = refuse
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return sandbox.from_string(template)
