@@ -16,7 +16,7 @@ from worldtokens.errors import InputError
 
 
 def settings(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The adapters' settings as plain values, by their names; what peft takes anyway isn't told."""
+    """The adapters' settings as plain values, by their names; what peft takes anyway is not told."""
     made = {}
     for name, config in model.peft_config.items():
         usual = _plain(type(config)().to_dict())
@@ -30,7 +30,7 @@ def put_in(model: nn.Module, adapters: Mapping[str, Mapping[str, Any]]) -> None:
     """Put empty adapters into a model as `settings` tells them; their weights are loaded after.
 
     Raises:
-        InputError: they don't fit, or peft isn't there.
+        InputError: they do not fit, or peft is not there.
     """
     peft = peft_module("peft")
     for name, given in adapters.items():
@@ -38,7 +38,7 @@ def put_in(model: nn.Module, adapters: Mapping[str, Mapping[str, Any]]) -> None:
             config = peft.PeftConfig.from_peft_type(**given)
             peft.inject_adapter_in_model(config, model, name)
         except (TypeError, ValueError, KeyError) as e:
-            raise InputError(f"adapter {name!r} can't be put into {type(model).__name__}: {e}") from e
+            raise InputError(f"adapter {name!r} cannot be put into {type(model).__name__}: {e}") from e
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from worldtokens.errors import InputError
 COMMANDS = {
     "demo": (
         "worldtokens.apps.demo.command:main",
-        "train on the embedded picture set, then search it by words",
+        "train on the embedded image set, then search it by words",
     ),
     "train": ("worldtokens.apps.train.command:main", "train what a recipe describes"),
     "index": ("worldtokens.apps.index.command:main", "embed a folder's files so that they can be searched"),
@@ -45,7 +45,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a subcommand and leave with its exit status.
 
-    0: done; 2: something given can't be used (one line on stderr says what); 130: interrupted.
+    0: done; 2: something given cannot be used (one line on stderr says what); 130: interrupted.
     """
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 

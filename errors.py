@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """Something given to worldtokens can't be used: a file, a row, a setting.
+    """Something given to worldtokens cannot be used: a file, a row, a setting.
 
     The message names the file or row, what was found, what was expected, and the way out. Readers and
     collators raise nothing else for bad input, so that a data loop may catch this class alone.

@@ -78,7 +78,7 @@ def push(model: nn.Module, repo_id: str, **options: Any) -> str:
 
     Args:
         model: any part.
-        repo_id: ``"someone/name"``; it is made where it doesn't exist.
+        repo_id: ``"someone/name"``; it is made where it does not exist.
         options: the mixin's: `commit_message`, `private`, `token`, `branch`, `create_pr`, and `model_card_kwargs`, what
             `card` takes.
 
@@ -101,7 +101,7 @@ def pull(
         options: the mixin's: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`, and `device`.
 
     Raises:
-        InputError: there is no such model, it isn't one of this package, or of another class.
+        InputError: there is no such model, it is not one of this package, or of another class.
     """
     try:
         model = _shared(load).from_pretrained(os.fspath(source), **options).model
@@ -125,7 +125,7 @@ def card(
         model: any part.
         repo_id: for the lines that show how to load it.
         license: as the Hub names licences, e.g. ``"apache-2.0"``.
-        text: what else to tell, in Markdown: what it was trained on, how good it is, what it isn't for.
+        text: what else to tell, in Markdown: what it was trained on, how good it is, what it is not for.
         data: more for the card's head, as `huggingface_hub.ModelCardData` takes it (`language`, `datasets`, ...).
     """
     from worldtokens import __version__

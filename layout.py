@@ -37,7 +37,7 @@ class Layout:
             has padding) or ``"padded"``. `lengths` is empty then.
 
     `rows` is their number, `single` tells that no row holds more than one sample, `uniform` is the length of every row's
-    one sample where they are equal, else -1. All are found here, once: a compiled region that reads them isn't compiled
+    one sample where they are equal, else -1. All are found here, once: a compiled region that reads them is not compiled
     again for other lengths.
     """
 

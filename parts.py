@@ -53,7 +53,7 @@ class Part(nn.Module):
             cls.__init__ = _recording(cls.__init__)
 
     def config_args(self, folder: Path | None = None) -> dict[str, Any]:
-        """The constructor's arguments; a subclass writes what isn't plain into `folder` and names the file.
+        """The constructor's arguments; a subclass writes what is not plain into `folder` and names the file.
 
         A file is given as ``{"file": "name"}``; `load` hands the constructor its path.
         """
@@ -134,7 +134,7 @@ class Part(nn.Module):
             options: what `huggingface_hub.ModelHubMixin.from_pretrained` takes, e.g. ``revision="main"``.
 
         Raises:
-            InputError: it isn't there, isn't a model of this package, or of another class.
+            InputError: it is not there, is not a model of this package, or of another class.
         """
         from worldtokens import hub
 
@@ -157,7 +157,7 @@ def _plain(value: Any, folder: Path | None, where: str) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(
-        f"{where} is a {type(value).__name__}, which config.json can't hold: use plain values and Parts, or "
+        f"{where} is a {type(value).__name__}, which config.json cannot hold: use plain values and Parts, or "
         "override config_args to write a file"
     )
 
@@ -207,7 +207,7 @@ def build(config: Any, folder: Path | None = None) -> Any:
     """Build what `Part.config` describes; files are looked up in `folder`.
 
     Raises:
-        InputError: the class can't be found, isn't a Part, or doesn't take the arguments.
+        InputError: the class cannot be found, is not a Part, or does not take the arguments.
     """
     if isinstance(config, list):
         return [build(c, folder) for c in config]
@@ -224,7 +224,7 @@ def build(config: Any, folder: Path | None = None) -> Any:
     try:
         return cls(**args)
     except TypeError as e:
-        raise InputError(f"{config['class']} can't be built from its config: {e}") from e
+        raise InputError(f"{config['class']} cannot be built from its config: {e}") from e
 
 
 def _find_class(name: str) -> type[Part]:
@@ -233,7 +233,7 @@ def _find_class(name: str) -> type[Part]:
         found = getattr(importlib.import_module(module), cls)
     except (ImportError, AttributeError, ValueError) as e:
         raise InputError(
-            f"config names the class {name!r}, which can't be imported ({e}): install the package that holds it"
+            f"config names the class {name!r}, which cannot be imported ({e}): install the package that holds it"
         ) from e
     if not (isinstance(found, type) and issubclass(found, Part)):
         raise InputError(f"config names {name!r}, which is not a worldtokens Part")
@@ -247,7 +247,7 @@ def load(folder: str | os.PathLike, device: str | torch.device = "cpu") -> Any:
         The model in eval mode.
 
     Raises:
-        InputError: the folder isn't a saved model, or config and weights don't belong together.
+        InputError: the folder is not a saved model, or config and weights do not belong together.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -283,7 +283,7 @@ def load(folder: str | os.PathLike, device: str | torch.device = "cpu") -> Any:
 
 
 def load_strictly(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Load a state dict; a key or shape that doesn't fit is an error that names it.
+    """Load a state dict; a key or shape that does not fit is an error that names it.
 
     Raises:
         InputError: keys are missing, unknown, or have another shape.
@@ -297,7 +297,7 @@ def load_strictly(model: nn.Module, weights: dict[str, Tensor], source: str) -> 
     ]
     if missing or extra or shapes:
         found = [f"missing {missing[:5]}"] * bool(missing) + [f"unknown {extra[:5]}"] * bool(extra)
-        raise InputError(f"{source} doesn't fit {type(model).__name__}: " + "; ".join(found + shapes[:5]))
+        raise InputError(f"{source} does not fit {type(model).__name__}: " + "; ".join(found + shapes[:5]))
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])

@@ -170,8 +170,8 @@ def check_fields(s: _Subject) -> None:
             f"tokens are {t.dim} wide, the front-end says dim={s.tokenizer.dim}",
         )
         need(bool(t.valid.any()), name, f"sample {i} gave no valid token")
-        need(bool(t.x[t.valid].isfinite().all()), name, f"sample {i} gave values that aren't finite")
-        need(bool(t.pos[t.valid].isfinite().all()), name, f"sample {i} has positions that aren't finite")
+        need(bool(t.x[t.valid].isfinite().all()), name, f"sample {i} gave values that are not finite")
+        need(bool(t.pos[t.valid].isfinite().all()), name, f"sample {i} has positions that are not finite")
         mods = t.modality[t.valid].unique().tolist()
         need(mods == [modality_id(s.tokenizer.modality)], name, f"modality numbers {mods}, expected that of "
              f"{s.tokenizer.modality!r}, {modality_id(s.tokenizer.modality)}")  # fmt: skip
@@ -192,7 +192,7 @@ def check_batch_mates(s: _Subject) -> None:
 
 
 def check_padding(s: _Subject) -> None:
-    """What stands at padding doesn't reach a trunk's answer, and `valid` marks the real ones as True."""
+    """What stands at padding does not reach a trunk's answer, and `valid` marks the real ones as True."""
     name = "padding"
     tokens = s.tokens(s.raws)
     trunk = _small_trunk(s)
@@ -205,7 +205,7 @@ def check_padding(s: _Subject) -> None:
         keep = tokens.valid[i]
         diff = _differ(got.x[i][keep], ref.x[i][keep])
         need(diff <= s.tolerance, name, f"NaN at padding moves sample {i} by {diff:.3g}")
-        # a layout that doesn't tell of `valid` as it is would send the fast paths astray
+        # a layout that does not tell of `valid` as it is would send the fast paths astray
         diff = _differ(dense.x[i][keep], ref.x[i][keep])
         need(
             diff <= 10 * s.tolerance,
@@ -215,14 +215,14 @@ def check_padding(s: _Subject) -> None:
 
 
 def check_validity(s: _Subject) -> None:
-    """Every sample has as many valid tokens as alone, and the longest isn't marked as padding."""
+    """Every sample has as many valid tokens as alone, and the longest is not marked as padding."""
     tokens = s.tokens(s.raws)
     counts = tokens.valid.sum(1).tolist()
     alone = [int(t.valid.sum()) for t in s.alone]
     need(counts == alone, "validity", f"valid tokens in a batch {counts}, alone {alone}")
     need(max(counts) == tokens.shape[1] or tokens.shape[1] == s.alone[0].shape[1], "validity",
          f"the longest sample has {max(counts)} valid tokens in rows of {tokens.shape[1]}")  # fmt: skip
-    if len(set(counts)) > 1:  # tokens that are valid differ from those that aren't
+    if len(set(counts)) > 1:  # tokens that are valid differ from those that are not
         short = counts.index(min(counts))
         need(
             not bool(tokens.valid[short].all()),
@@ -238,7 +238,7 @@ def check_order(s: _Subject) -> None:
 
 
 def check_positions(s: _Subject) -> None:
-    """Tokens of a sample stand at places of their own, and places don't depend on the batch."""
+    """Tokens of a sample stand at places of their own, and places do not depend on the batch."""
     for i, t in enumerate(s.alone):
         pos = t.pos[0][t.valid[0]]
         n = len(pos)
@@ -250,7 +250,7 @@ def check_positions(s: _Subject) -> None:
 
 
 def check_gradients(s: _Subject) -> None:
-    """Every parameter that wants a gradient gets one that isn't zero, from the whole batch."""
+    """Every parameter that wants a gradient gets one that is not zero, from the whole batch."""
     params = [(k, p) for k, p in s.tokenizer.named_parameters() if p.requires_grad]
     if not params:
         return
@@ -261,7 +261,7 @@ def check_gradients(s: _Subject) -> None:
     grads = torch.autograd.grad(loss, [p for _, p in params], allow_unused=True)
     for (name, _), g in zip(params, grads, strict=True):
         need(g is not None, "gradients", f"no gradient reaches the parameter {name!r}")
-        need(bool(g.isfinite().all()), "gradients", f"the gradient of {name!r} isn't finite")
+        need(bool(g.isfinite().all()), "gradients", f"the gradient of {name!r} is not finite")
         need(bool((g != 0).any()), "gradients", f"the gradient of {name!r} is zero everywhere")
 
 
@@ -290,7 +290,7 @@ def check_types(s: _Subject) -> None:
         need(
             t.device.type == "cuda" and t.valid.is_cuda,
             "types",
-            "tokens didn't follow the weights to the GPU",
+            "tokens did not follow the weights to the GPU",
         )
 
 
@@ -329,7 +329,7 @@ def check_repeatable(s: _Subject) -> None:
 
 
 def check_refused(tokenizer: Tokenizer, source: Any) -> None:
-    """A source that can't be used raises InputError with a message, and nothing else."""
+    """A source that cannot be used raises InputError with a message, and nothing else."""
     shown = repr(source)[:80]
     try:
         tokenizer.tokens([source])

@@ -33,13 +33,13 @@ class Tokens:
         pos: (B, N, 3) float32, coordinates (t, y, x) in token-grid units; text uses t alone.
             Default: t counts from 0.
         segment: (B, N) int32, which sample of the row the token belongs to. Default: 0.
-        block: (B, N) int32, reading order: a token reads those whose block isn't larger. Default: 0.
+        block: (B, N) int32, reading order: a token reads those whose block is not larger. Default: 0.
         modality: (B, N) int16, which front-end made it (`modality_id`). Default: -1, unknown.
         ids: (B, N) int64, the discrete id where there is one, or None.
         layout: static knowledge for the fast paths, or None (the dense rule is used then).
 
     Raises:
-        ValueError: the fields' shapes or types don't fit together.
+        ValueError: the fields' shapes or types do not fit together.
     """
 
     x: Tensor
@@ -64,7 +64,7 @@ class Tokens:
         elif self.valid.dtype != torch.bool:
             raise ValueError(
                 f"valid is {self.valid.dtype}, expected torch.bool with True = a real token; 0/1 numbers are "
-                "refused because their polarity can't be told: pass mask.bool()"
+                "refused because their polarity cannot be told: pass mask.bool()"
             )
         if self.pos is None:
             t = torch.arange(n, dtype=torch.float32, device=x.device)
@@ -175,7 +175,7 @@ class Tokens:
         """The same tokens with their layout read from the tensors (waits for the device once).
 
         Tokens built by hand have no layout and take the dense path; this gives them the fast ones. Where valid
-        tokens aren't contiguous from the left by segment, the layout stays None.
+        tokens are not contiguous from the left by segment, the layout stays None.
         """
         valid, segment, block = self.valid.cpu(), self.segment.cpu(), self.block.cpu()
         counts = valid.sum(1).tolist()
@@ -204,7 +204,7 @@ class Tokens:
             parts: Tokens with the same number of rows and the same width.
             follow: False keeps positions and reading order as they are (an encoder reads all parts
                 together). True makes each part come after the last: its `block` and its t count on, so that it
-                reads the parts before and they don't read it.
+                reads the parts before and they do not read it.
 
         Raises:
             ValueError: rows or widths differ.

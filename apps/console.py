@@ -39,7 +39,7 @@ def pick_device(asked: str | None) -> str:
     """The device asked for, else the GPU if there is one.
 
     Raises:
-        InputError: torch doesn't know the device, or this machine lacks it.
+        InputError: torch does not know the device, or this machine lacks it.
     """
     import torch
 

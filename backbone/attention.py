@@ -15,7 +15,7 @@ equal length. All give the same numbers at valid tokens; tests hold them against
 
 Compiling: `torch.compile(trunk, dynamic=True)`, or the whole model, gives one graph for each way of reading and none
 for other lengths, because a plan then looks only at `Layout.single`, `uniform` and `order`; `groups`, whose sizes are
-numbers in the graph, isn't chosen.
+numbers in the graph, is not chosen.
 
 Shapes: B rows, N tokens, K tokens of a context, H heads, E = dim / heads, T = all valid tokens.
 """
@@ -184,7 +184,7 @@ def _places(starts: list[int], length: int, device: torch.device) -> Tensor:
 def _filler(total: int) -> int:
     """Rows to add so that batches have few different totals: up to 1/16 more.
 
-    For every shape that it hasn't met, oneDNN writes a matrix product's code anew, about 9 ms for one linear layer: as
+    For every shape that it has not met, oneDNN writes a matrix product's code anew, about 9 ms for one linear layer: as
     much as the product itself takes (docs/LOG.md).
     """
     step = max(1, 1 << max(0, total.bit_length() - 5))
@@ -283,8 +283,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, va
     """(B, H, N, E), (B, Hkv, K, E) -> (B, H, N, E).
 
     Training in half precision on a CPU goes another way, since SDPA's backward pass takes 2 to 10 times as long there at
-    the lengths of pictures and sentences (torch 2.14; figures in docs/LOG.md): by two plain products, or, where sizes
-    differ from batch to batch (`varied`), in float32, whose kernel isn't written anew for each size.
+    the lengths of images and sentences (torch 2.14; figures in docs/LOG.md): by two plain products, or, where sizes
+    differ from batch to batch (`varied`), in float32, whose kernel is not written anew for each size.
     """
     grouped = q.shape[1] != k.shape[1]
     half = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)

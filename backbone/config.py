@@ -48,9 +48,9 @@ class TransformerConfig:
         cross: each block also reads a context, between its two halves.
         context_dim: width of the context's tokens. None: `dim`.
         qkv_bias: the map to queries, keys and values has a bias. None: as `bias` says; Qwen2 has this one alone.
-        head_width: width E of a head; heads x head_width needn't be `dim` (Qwen3). None: dim / heads.
+        head_width: width E of a head; heads x head_width need not be `dim` (Qwen3). None: dim / heads.
         rope_scaling: ``(factor, low, high, original)``: waves longer than original / low positions are stretched by
-            `factor`, those shorter than original / high aren't, between them gradually, as Llama 3.1 reads 128k tokens
+            `factor`, those shorter than original / high are not, between them gradually, as Llama 3.1 reads 128k tokens
             after `original` = 8,192 in training. None: as they are.
     """
 

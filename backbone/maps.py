@@ -1,8 +1,8 @@
 """Who reads whom, and how much: the attention maps of a trunk, for people and for tests.
 
     with wt.attention_maps(trunk) as maps:
-        trunk(words, context=picture)
-    maps.cross[-1][0].mean(0)  # last layer, first row, mean of heads: each word over the picture's tokens
+        trunk(words, context=image)
+    maps.cross[-1][0].mean(0)  # last layer, first row, mean of heads: each word over the image's tokens
 
 The kernels never hold these numbers, so they are computed anew beside the forward pass, by hooks that exist only inside
 the `with`: outside it nothing is computed and nothing is asked.

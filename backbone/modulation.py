@@ -61,7 +61,7 @@ def spread(condition: Tensor, tokens: Tokens, reading: Reading) -> Condition:
         )
     x = F.silu(condition)
     if condition.ndim == 3:
-        # what padding holds mustn't reach a token, also not as 0 x NaN
+        # what padding holds must not reach a token, also not as 0 x NaN
         return Condition(reading.enter(x.masked_fill(~tokens.valid[..., None], 0)))
     if tokens.layout is None or tokens.layout.single:
         if reading.gather is None:

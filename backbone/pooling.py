@@ -27,7 +27,7 @@ class AttentionPool(Part):
         heads: attention heads; divides `dim`.
         hidden: width inside the feed-forward. None: 4 dim.
         norm, eps, activation: as in `TransformerConfig`.
-        skip: leading tokens of each sample that aren't read, such as a class token.
+        skip: leading tokens of each sample that are not read, such as a class token.
     """
 
     def __init__(

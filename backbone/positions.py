@@ -24,7 +24,7 @@ def rope_angles(
         pos: (B, N, 3) float, (t, y, x).
         head_dim: channels of a head, even.
         axes: 1 turns by t, 2 by (y, x), 3 by (t, y, x). Each axis gets ``head_dim // 2 // axes`` pairs; pairs
-            left over aren't turned.
+            left over are not turned.
         theta: the longest wavelength is about 2 pi theta positions.
         scaling: as `TransformerConfig.rope_scaling`.
 

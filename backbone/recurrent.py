@@ -91,8 +91,8 @@ class Recurrent(Part):
         first_norm: a norm before the first layer, for front-ends whose tokens start small.
 
     Raises:
-        ValueError: arguments don't fit together, the tokens have another width, or a bidirectional trunk is given tokens
-            that mustn't read later ones.
+        ValueError: arguments do not fit together, the tokens have another width, or a bidirectional trunk is given tokens
+            that must not read later ones.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ def check_context(trunk: Part, tokens: Tokens, context: Tokens | None) -> None:
     """Can a recurrent `trunk` read this context for these tokens?
 
     Raises:
-        ValueError: there is none, or rows, samples or widths don't fit.
+        ValueError: there is none, or rows, samples or widths do not fit.
     """
     if context is None:
         raise ValueError("this trunk reads a context and got none: trunk(tokens, context=...)")
@@ -333,6 +333,6 @@ def check_context(trunk: Part, tokens: Tokens, context: Tokens | None) -> None:
 
 
 _LATER = (
-    "these tokens mustn't read later ones and a bidirectional trunk would: use bidirectional=False, or read them together "
+    "these tokens must not read later ones and a bidirectional trunk would: use bidirectional=False, or read them together "
     "with tokens.bidirectional()"
 )

@@ -34,8 +34,8 @@ class Read(CrossAttention):
 class Resampler(Part):
     """Turns each sample's tokens, however many, into `latents` tokens.
 
-    The order of the tokens doesn't matter to it beyond what their `x` tells. Padding may hold anything. A sample with
-    no valid token gives zeros that aren't valid.
+    The order of the tokens does not matter to it beyond what their `x` tells. Padding may hold anything. A sample with
+    no valid token gives zeros that are not valid.
 
     Args:
         dim: width D of the latents.
@@ -45,7 +45,7 @@ class Resampler(Part):
         context_dim: width of the tokens that are read; None: `dim`.
 
     Raises:
-        ValueError: arguments don't fit together, or the tokens have another width.
+        ValueError: arguments do not fit together, or the tokens have another width.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The shared trunk: Tokens in, Tokens out.
 
-Notable: padding is emptied at the door (`where(valid, x, 0)`), so whatever it held, NaN included, can't reach a
+Notable: padding is emptied at the door (`where(valid, x, 0)`), so whatever it held, NaN included, cannot reach a
 real token by any path; the way of reading is planned once and handed to every layer; all weights are initialised
-in `init_weights`. An encoder-decoder is two of them: ``decoder(words, context=encoder(picture))``.
+in `init_weights`. An encoder-decoder is two of them: ``decoder(words, context=encoder(image))``.
 
 Shapes: B rows, N tokens, D width, K tokens of a context.
 """
@@ -31,7 +31,7 @@ class Transformer(Part):
     `backbone/attention.py`).
 
     Raises:
-        ValueError: arguments don't fit together, or the tokens have another width.
+        ValueError: arguments do not fit together, or the tokens have another width.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ def init_weights(trunk: Transformer) -> None:
 
     Widths decide the spread, as in the first CLIP models (Radford et al. 2021): query, key and value maps
     get std D^-1/2 of what they read, the feed-forward's first map (2 D)^-1/2, and the maps that write to the residual
-    path D^-1/2 (parts depth)^-1/2, as in GPT-2 (parts: 2, or 3 with a context), so that the path's variance doesn't
+    path D^-1/2 (parts depth)^-1/2, as in GPT-2 (parts: 2, or 3 with a context), so that the path's variance does not
     grow with depth. Biases are 0, norms' gains 1; LayerScale keeps its own start, and `Modulation` its zeros.
     """
     cfg = trunk.cfg

@@ -1,6 +1,6 @@
 """The demo's model beside an open_clip model of the same width, depth and step count, on the same batches.
 
-Both towers of open_clip's model are as wide and as deep as our one shared trunk; the same picture patches, the same
+Both towers of open_clip's model are as wide and as deep as our one shared trunk; the same image patches, the same
 vocabulary, optimizer, schedule and precision; open_clip's model with its own loss, ours with what the recipe adds to it.
 Every batch is made once and given to both, in turns, so that noise of the machine falls on both alike.
 
@@ -33,7 +33,7 @@ from worldtokens.training.settings import autocast_type
 
 
 def peer_of(model, context, vocabulary=None, end=None):
-    """An open_clip CLIP with the same width, depth, heads, patch, picture size and vocabulary."""
+    """An open_clip CLIP with the same width, depth, heads, patch, image size and vocabulary."""
     from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 
     (image, text), cfg = fronts(model), model.trunk.cfg
@@ -60,7 +60,7 @@ def peer_of(model, context, vocabulary=None, end=None):
 
 
 def fronts(model):
-    """The front-ends of pictures and of words themselves, where tokens are left out of them in training."""
+    """The front-ends of images and of words themselves, where tokens are left out of them in training."""
     return [getattr(t, "tokenizer", t) for t in (model.tokenizers["image"], model.tokenizers["text"])]
 
 
@@ -105,7 +105,7 @@ class Peer(torch.nn.Module):
         super().__init__()
         from open_clip.loss import ClipLoss
 
-        # in lists, so that they aren't its parameters
+        # in lists, so that they are not its parameters
         self.image, self.text = ([front] for front in fronts(model))
         self.context = self.text[0].context
         self.net, self.criterion = peer_of(model, self.context), ClipLoss()
@@ -136,7 +136,7 @@ class Peer(torch.nn.Module):
 
 
 def held_out(model, rows):
-    """R@10 words -> picture and back, over all captions, as `CLIP.evaluate` counts them."""
+    """R@10 words -> image and back, over all captions, as `CLIP.evaluate` counts them."""
     pictures = torch.cat([model.embed("image", [r["image"] for r in part]) for part in chunks(rows)])
     captions = [(i, c) for i, r in enumerate(rows) for c in r["text"]]
     words = torch.cat([model.embed("text", [c for _, c in part]) for part in chunks(captions)])
@@ -203,7 +203,7 @@ def main() -> None:
                 f"step {step:5}  " + "  ".join(f"{k} {v * 1e3:.0f} ms" for k, v in took.items()), flush=True
             )
     test = samples.open("emoji", split="test")
-    print(f"\n{'held out, ' + str(len(test)) + ' pictures':32}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'median':>8}")
+    print(f"\n{'held out, ' + str(len(test)) + ' images':32}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'median':>8}")
     found = []
     for name, (model, *_rest) in parts.items():
         model.eval()
@@ -216,7 +216,7 @@ def main() -> None:
         both = held_out(model, test)
         tens = " / ".join(f"{100 * figures['R@10']:.1f}" for figures in both)
         found.append(f"{name} {tens} %")
-        for way, figures in zip(("words -> picture", "picture -> words"), both, strict=True):
+        for way, figures in zip(("words -> image", "image -> words"), both, strict=True):
             shown = "".join(f"{100 * figures[f'R@{k}']:8.1f}" for k in (1, 5, 10))
             print(f"{name + ', ' + way:32}{shown}{figures['median_rank']:8.0f}")
             if name == list(parts)[-1]:
@@ -236,7 +236,7 @@ def main() -> None:
             "ours": f"{speed['worldtokens']:.0f} pairs/s",
             "peer": f"open_clip: {speed['open_clip']:.0f}",
             "ratio": f"{ratio[1]:.2f} ({ratio[0]:.2f} to {ratio[2]:.2f})",
-            "note": "R@10 words to picture, and back: " + ", ".join(found),
+            "note": "R@10 words to image, and back: " + ", ".join(found),
         }
     )
 

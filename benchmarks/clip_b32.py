@@ -40,7 +40,7 @@ def main() -> None:
     print(f"{len(texts)} captions of {mean:.1f} tokens on average, {max(batch['lengths'])} at most")
 
     towers = {
-        "picture tower": (
+        "image tower": (
             lambda: ours.encode("image", pixels),
             lambda: theirs.encode_image(pixels, normalize=True),
         ),
@@ -54,7 +54,7 @@ def main() -> None:
             print(f"{name}: largest difference {float((a() - b()).abs().max()):.2g}")
         for name, (a, b) in towers.items():
             took = turns({"worldtokens": a, "open_clip": b}, args.rounds)
-            what = "captions" if "text" in name else "pictures"
+            what = "captions" if "text" in name else "images"
             report(f"CLIP ViT-B/32 {name}, fp32, batch {args.batch}", took, args.batch, what)
     del towers
 

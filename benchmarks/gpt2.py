@@ -9,7 +9,7 @@ The model has GPT-2 small's shape (12 layers, 768 wide, 12 heads, 50,257 pieces)
   growing cache). What packing the weights costs us (`backbone/packed.py`) is inside our time.
 - training step: one text of 512 tokens (and, with --rows, more), forward, loss, backward and a fused AdamW step; dropout
   off on both sides. Peak memory is the process's own high-water mark (Linux), in runs apart: above what it held before the
-  step, when weights and moments are there and gradients aren't; and in all.
+  step, when weights and moments are there and gradients are not; and in all.
 
 --bf16 adds generation with weights in bfloat16 on both sides, and a training step under autocast.
 """

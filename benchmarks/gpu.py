@@ -166,7 +166,7 @@ def vit(b: Bench) -> None:
     b.pair(
         f"{name} training step, batch {n}",
         n,
-        "pictures",
+        "images",
         b.step(ours, our_loss),
         b.step(theirs, their_loss),
         "timm",
@@ -180,7 +180,7 @@ def vit(b: Bench) -> None:
         with torch.no_grad(), b.half():
             run()
 
-    b.pair(f"{name} forward, batch {n}", n, "pictures", lambda: forward(f), lambda: forward(g), "timm")
+    b.pair(f"{name} forward, batch {n}", n, "images", lambda: forward(f), lambda: forward(g), "timm")
 
 
 def clip(b: Bench) -> None:
@@ -329,7 +329,7 @@ def main() -> None:
         start = time.monotonic()
         try:
             section(b)
-        except Exception:  # one that fails mustn't cost the others their time on the device
+        except Exception:  # one that fails must not cost the others their time on the device
             failed += 1
             traceback.print_exc()
         b.say(what=f"-- {section.__name__}", seconds=time.monotonic() - start)

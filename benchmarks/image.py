@@ -1,10 +1,10 @@
-"""Pictures to tokens: JPEG files against open_clip's transform, patch embedding against timm's.
+"""Images to tokens: JPEG files against open_clip's transform, patch embedding against timm's.
 
     python benchmarks/image.py --photos FOLDER     # the largest JPEGs of a folder, enlarged to 12 megapixels
     python benchmarks/image.py                     # matplotlib's one photograph
 
 Photographs are enlarged with Lanczos and given sensor-like grain, so that their files have the size and the detail of a
-phone's; every contender reads the same files, in turns, on one core. The figures are pictures a second, the best
+phone's; every contender reads the same files, in turns, on one core. The figures are images a second, the best
 round of each, and how far the pixels are from open_clip's, in levels of 255.
 """
 
@@ -45,7 +45,7 @@ def enlarge(path: Path, to: Path, megapixels: float, rng: np.random.Generator) -
 
 
 def rounds(contenders: dict, files: list[Path], n: int) -> dict[str, float]:
-    """Pictures a second of each contender, the best of n rounds taken in turns."""
+    """Images a second of each contender, the best of n rounds taken in turns."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(n):
         for name, one in contenders.items():
@@ -67,7 +67,7 @@ def files_to_tensors(args: argparse.Namespace, files: list[Path]) -> None:
             return transform(im)
 
     def ours(tokenizer):
-        # as far as theirs: one normalised float picture
+        # as far as theirs: one normalised float image
         return lambda f: (tokenizer.collate([tokenizer.read(f)])["pixels"][0].float() - shift) / scale
 
     contenders = {
@@ -82,12 +82,12 @@ def files_to_tensors(args: argparse.Namespace, files: list[Path]) -> None:
         f"\nJPEG to {args.size} px, {len(files)} files, {np.mean([f.stat().st_size for f in files]) / 1e6:.1f} MB each on average"
     )
     for name, rate in found.items():
-        print(f"  {name:28s} {rate:7.1f} pictures/s   {rate / base:5.2f} x")
+        print(f"  {name:28s} {rate:7.1f} images/s   {rate / base:5.2f} x")
         if name != "open_clip transform":
             keep(
                 {
                     "what": f"JPEG to {args.size} px, one thread: {name}",
-                    "ours": f"{rate:.1f} pictures/s",
+                    "ours": f"{rate:.1f} images/s",
                     "peer": f"open_clip transform: {base:.1f}",
                     "ratio": f"{rate / base:.2f}",
                     "note": "",
@@ -115,10 +115,10 @@ def patches_to_tokens(args: argparse.Namespace) -> None:
     with torch.inference_mode():
         found = rounds({k: (lambda _, f=f: f()) for k, f in contenders.items()}, [Path()], 5 * args.rounds)
     print(
-        f"\nPatch embedding, 32 pictures of 224 px, patch 16, dim {args.dim} (ours with positions, theirs without)"
+        f"\nPatch embedding, 32 images of 224 px, patch 16, dim {args.dim} (ours with positions, theirs without)"
     )
     for name, rate in found.items():
-        print(f"  {name:28s} {32 * rate:7.0f} pictures/s")
+        print(f"  {name:28s} {32 * rate:7.0f} images/s")
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""What packing saves: padded share on a real mixed set, and pictures of native aspect through one trunk.
+"""What packing saves: padded share on a real mixed set, and images of native aspect through one trunk.
 
-    python benchmarks/packing.py [--pictures 96] [--rounds 5] [--dim 384] [--depth 12]
+    python benchmarks/packing.py [--images 96] [--rounds 5] [--dim 384] [--depth 12]
 
 The set is Tux Paint's stamps (fetched by name on first use): photos and drawings of every shape, their captions, their
-spoken captions. Pictures keep their pixels, at most 256 patches of 16, none is scaled up. Forward passes without
+spoken captions. Images keep their pixels, at most 256 patches of 16, none is scaled up. Forward passes without
 gradients, in batches of 32, in turns in one process:
 
 - packed: `Tokens.pack` into rows of at most 1,024, read by groups of equal length;
@@ -11,7 +11,7 @@ gradients, in batches of 32, in turns in one process:
 - timm naflexvit: same width, depth, heads and patches, padded to its sequence length as its own collator does (the budget
   of 256), with its key mask.
 
-The ratio is pictures per second, packed to the other, the median over rounds with the lowest and the highest.
+The ratio is images per second, packed to the other, the median over rounds with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def padded_share(items: list[wt.Tokens]) -> tuple[float, float]:
 
 
 def mixed(count: int) -> dict[str, list[wt.Tokens]]:
-    """Pictures, captions and spoken captions as single samples."""
+    """Images, captions and spoken captions as single samples."""
     dim = 16
     image = wt.ImageTokenizer(dim=dim, patch=PATCH, size=None, max_tokens=BUDGET)
     text, audio = wt.TextTokenizer.clip(dim=dim), wt.AudioTokenizer(dim=dim, preset="whisper")
     rows = [r for r in samples.open("stamps", audio="fr") if "audio" in r][:count]
     with torch.no_grad():
         return {
-            "pictures": [image.tokens([r["image"]]) for r in rows],
+            "images": [image.tokens([r["image"]]) for r in rows],
             "captions": [
                 text.tokens([(r["text"] if isinstance(r["text"], str) else r["text"][0])]) for r in rows
             ],
@@ -74,7 +74,7 @@ def mixed(count: int) -> dict[str, list[wt.Tokens]]:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("pictures", 96), ("rounds", 5), ("dim", 384), ("depth", 12)):
+    for name, value in (("images", 96), ("rounds", 5), ("dim", 384), ("depth", 12)):
         p.add_argument(f"--{name}", type=int, default=value)
     args = p.parse_args()
     torch.manual_seed(0)
@@ -121,14 +121,12 @@ def main() -> None:
                 contenders[name]()
                 took[name].append(time.perf_counter() - start)
     for name in ("padded", "timm naflexvit"):
-        report(
-            "packed pictures of native aspect", {k: took[k] for k in ("packed", name)}, len(raws), "pictures"
-        )
+        report("packed images of native aspect", {k: took[k] for k in ("packed", name)}, len(raws), "images")
     for name, seconds in took.items():
         ratios = [s / own for s, own in zip(seconds, took["packed"], strict=True)]
         shown = f"packed is {statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f})"
         print(
-            f"{name:16}{len(raws) / statistics.median(seconds):8.1f} pictures/s   {shown if name != 'packed' else ''}"
+            f"{name:16}{len(raws) / statistics.median(seconds):8.1f} images/s   {shown if name != 'packed' else ''}"
         )
 
 

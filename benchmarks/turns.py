@@ -51,8 +51,8 @@ def report(what: str, took: Mapping[str, list[float]], work: float, unit: str, n
     Args:
         what: what was done, e.g. ``"ViT-S/16 forward, fp32, batch 16"``.
         took: seconds a round; ours first, then the peer.
-        work: units of work in a round, e.g. pictures.
-        unit: of what, e.g. ``"pictures"``.
+        work: units of work in a round, e.g. images.
+        unit: of what, e.g. ``"images"``.
         note: e.g. memory.
     """
     (ours, a), (peer, b) = took.items()

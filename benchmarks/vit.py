@@ -3,7 +3,7 @@
     python benchmarks/vit.py [--rounds 7] [--batch 16]
 
 Forward and training step (cross-entropy, backward, AdamW), in float32 and with bfloat16 autocast. Both get the same
-normalised pictures; the largest difference of their answers is printed first.
+normalised images; the largest difference of their answers is printed first.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def main() -> None:
 
             took = turns({k: (lambda f=f: forward(f)) for k, (_, f) in runs.items()}, args.rounds)
             kind = "bf16" if half else "fp32"
-            report(f"ViT-S/16 forward, {kind}, batch {args.batch}", took, args.batch, "pictures")
+            report(f"ViT-S/16 forward, {kind}, batch {args.batch}", took, args.batch, "images")
     for model, _ in runs.values():
         model.train()
     for half in (False, True):
         steps = {k: trainer(f, m, labels, half) for k, (m, f) in runs.items()}
         took = turns(steps, args.rounds)
         kind = "bf16" if half else "fp32"
-        report(f"ViT-S/16 training step, {kind}, batch {args.batch}", took, args.batch, "pictures")
+        report(f"ViT-S/16 training step, {kind}, batch {args.batch}", took, args.batch, "images")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Walk:
 
 
 def modality_of(path: str | os.PathLike) -> str | None:
-    """What a file holds, told by its extension; None for one that isn't known."""
+    """What a file holds, told by its extension; None for one that is not known."""
     return _MODALITY.get(os.path.splitext(os.fspath(path))[1].lower())
 
 
@@ -84,7 +84,7 @@ def walk(
 
     def cannot_enter(error: OSError) -> None:
         out.blocked.append(relative(error.filename))
-        out.skipped.append(Skipped(relative(error.filename), f"folder can't be read: {error.strerror}"))
+        out.skipped.append(Skipped(relative(error.filename), f"folder cannot be read: {error.strerror}"))
 
     for here, folders, names in os.walk(root, followlinks=follow_links, onerror=cannot_enter):
         enter = []
@@ -140,7 +140,7 @@ def content_hash(path: str | os.PathLike) -> str:
 
 
 def shown(path: str | os.PathLike) -> str:
-    """A file name fit for a line of text: control characters and bytes that aren't UTF-8 are escaped."""
+    """A file name fit for a line of text: control characters and bytes that are not UTF-8 are escaped."""
     text = os.fspath(path)
     text = text if isinstance(text, str) else os.fsdecode(text)
     return "".join(

@@ -4,7 +4,7 @@
     rows = open_rows("pairs.csv", columns={"image": "filepath", "text": "title"})
     rows = open_rows("pairs.jsonl", on_error="skip"); print(rows.report())
 
-A row that can't be used stops the reading with an `InputError` that names file and line; with
+A row that cannot be used stops the reading with an `InputError` that names file and line; with
 `on_error="skip"` it is left out, counted, and listed in `rows.skipped`.
 """
 
@@ -29,7 +29,7 @@ from worldtokens.data.tables import (
 from worldtokens.errors import InputError
 
 _CAPTION = (".txt", ".caption")
-_CAMERA = re.compile(r"(img|dsc[nf]?|pxl|vid|mov|gopr|image|photo|picture|screenshot|untitled|frame)[\d ]*")
+_CAMERA = re.compile(r"(img|dsc[nf]?|pxl|vid|mov|gopr|image|photo|image|screenshot|untitled|frame)[\d ]*")
 _MAGIC = (
     (rb"\x89PNG", ".png"),
     (rb"\xff\xd8\xff", ".jpg"),
@@ -77,13 +77,13 @@ def open_rows(
             captions. Other columns keep their names. A column for a front-end of your own is named here, {"row": "row"}.
         files: columns (our names) whose values are paths.
         encoding: of the text files. A byte-order mark is dropped.
-        encoding_errors: "strict": a byte that doesn't decode is an error; "replace": it becomes U+FFFD and the line
+        encoding_errors: "strict": a byte that does not decode is an error; "replace": it becomes U+FFFD and the line
             is counted in `rows.replaced`.
-        on_error: "raise", or "skip" rows that can't be used.
+        on_error: "raise", or "skip" rows that cannot be used.
         check: whether each file has to exist.
         merge: make one row of all that share this column's value, e.g. "image" where each line is another caption.
         delimiter: of a table; by default a tab for .tsv, else comma, or semicolon where the first line has no comma.
-        header: the columns' names, for a table that doesn't begin with them.
+        header: the columns' names, for a table that does not begin with them.
         quotes: False reads a table's quote marks as plain characters.
         captions_from_names: False gives no text to a file without a caption file.
 
@@ -162,12 +162,12 @@ def _folder(root: Path, reading: Reading) -> Iterator[dict]:
             found.setdefault((folder, stem), []).append(path)
     if not found:
         raise InputError(
-            f"{root}: found no picture, sound, clip or mesh (looked for {', '.join(sorted(KIND))}). "
+            f"{root}: found no image, sound, clip or mesh (looked for {', '.join(sorted(KIND))}). "
             "Give a folder that holds some, or a .csv or .jsonl file that names them."
         )
     for (folder, stem), paths in found.items():
         kinds = [KIND[path.suffix.lower()] for path in paths]
-        # x.jpg and x.wav belong together; x.jpg and x.png are two pictures with one caption.
+        # x.jpg and x.wav belong together; x.jpg and x.png are two images with one caption.
         groups = [paths] if len(set(kinds)) == len(kinds) else [[path] for path in paths]
         for group in groups:
             names = [unicodedata.normalize("NFC", path.name) for path in group]
@@ -208,7 +208,7 @@ def _merged(records: list[dict], column: str) -> list[dict]:
 
 
 def write_folder(rows: Rows, folder: str | Path, column: str = "image") -> list[Path]:
-    """Writes each row's picture as a file and its captions as a .txt beside it: a folder that `open_rows` reads.
+    """Writes each row's image as a file and its captions as a .txt beside it: a folder that `open_rows` reads.
 
     Files are named by the row's `id`, with the ending that the bytes call for; a file that has this name
     already is written over. Line breaks inside a caption become spaces.

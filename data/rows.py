@@ -1,7 +1,7 @@
 """`Rows`: a sequence of dicts, the one shape in which data reaches training.
 
 A row's keys are front-ends' names (`image`, `text`, `audio` ...) and its values are what those front-ends
-read: a path, bytes, a string, or a list of strings where a picture has several captions. Extra keys
+read: a path, bytes, a string, or a list of strings where an image has several captions. Extra keys
 (`id`, `class`, `split` ...) travel along.
 
 Notable here: a value may be a `Lazy` handle, which is read only when its row is asked for, and which opens
@@ -85,7 +85,7 @@ def kin(items: Iterable[Iterable[str]]) -> list[str]:
         items: for each item its keys.
 
     Returns:
-        for each item the name of its group, which is the smallest key in it: it doesn't depend on the order.
+        for each item the name of its group, which is the smallest key in it: it does not depend on the order.
     """
     parent: dict[str, str] = {}
 
@@ -112,7 +112,7 @@ class Rows(Sequence):
         records: the rows, values possibly `Lazy`. Held as given, not copied.
         name: what `repr` and errors call this set.
         skipped: one message for each row that was left out while reading.
-        replaced: lines in which bytes that didn't decode became U+FFFD.
+        replaced: lines in which bytes that did not decode became U+FFFD.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Rows(Sequence):
 
         Rows with a `split` column are split by it, unless `fractions` is given. Otherwise the hash of the
         column `by` decides (see `side_of`), so that rows that share its value, such as several captions of
-        one picture, stay on one side, and the split stays the same when rows are added or the folder moves.
+        one image, stay on one side, and the split stays the same when rows are added or the folder moves.
 
         Args:
             side: "train", "validation" or "test", or a name from `fractions` or the `split` column.
@@ -210,7 +210,7 @@ class Rows(Sequence):
 
 
 def _value(value):
-    """A value as its reader sees it: handles read, lists and dicts copied so that a caller can't change the set."""
+    """A value as its reader sees it: handles read, lists and dicts copied so that a caller cannot change the set."""
     if isinstance(value, Lazy):
         return value.read()
     if isinstance(value, list):

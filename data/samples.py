@@ -38,13 +38,13 @@ class Sample:
 
 SETS: dict[str, Sample] = {
     "emoji": Sample(
-        "3,786 pictures (64 px) with names and keywords in en, fr, de, es, ru, ja",
+        "3,786 images (64 px) with names and keywords in en, fr, de, es, ru, ja",
         "CC-BY-4.0, MIT",
         "embedded, 11 MB",
         open_emoji,
     ),
     "emoji_plain": Sample(
-        "the 1,911 of them that don't repeat another with a skin tone",
+        "the 1,911 of them that do not repeat another with a skin tone",
         "CC-BY-4.0, MIT",
         "as emoji",
         functools.partial(open_emoji, skin_tones=False),
@@ -56,7 +56,7 @@ SETS: dict[str, Sample] = {
         open_stamps,
     ),
     "spoken": Sample(
-        "the stamps' captions one by one: words, recording, picture; 10 languages",
+        "the stamps' captions one by one: words, recording, image; 10 languages",
         "GPL-2",
         "as stamps",
         open_spoken,
@@ -133,7 +133,7 @@ def open(name: str, split: str | None = None, **options) -> Rows:
         options: of the set's own opener, such as `languages=("en", "fr")`; see `SETS[name].opener`.
 
     Raises:
-        InputError: for an unknown name, or where a set can't be fetched (with what to install).
+        InputError: for an unknown name, or where a set cannot be fetched (with what to install).
     """
     if name not in SETS:
         raise InputError(f"no named set {name!r}; the sets are {', '.join(SETS)}")

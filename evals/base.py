@@ -5,8 +5,8 @@ A check is a module of this room, `evals/<task>/<name>.py`, with
     ABOUT = "handwritten digits: ours beside a timm ViT of the same size"
     def check(out: Path, scale: float = 1.0) -> list[Result]: ...
 
-It trains on real data, trains its baseline on the same rows, writes what it makes (checkpoints, pictures) under `out`,
-and gives its results. `scale` below 1 shortens the training for a trial; such results aren't kept.
+It trains on real data, trains its baseline on the same rows, writes what it makes (checkpoints, images) under `out`,
+and gives its results. `scale` below 1 shortens the training for a trial; such results are not kept.
 `worldtokens results NAME` runs it, keeps its results in `docs/results/<name>.json` and writes the table.
 """
 
@@ -25,7 +25,7 @@ class Result:
     """One figure of one task.
 
     Args:
-        task: what was learnt, in a few words, e.g. ``"Classifier: handwritten digits"``.
+        task: what was learned, in a few words, e.g. ``"Classifier: handwritten digits"``.
         data: the set and its split, with counts, e.g. ``"digits, 4,000 train / 1,000 test"``.
         size: the model in a few words, e.g. ``"192 wide, 6 deep, patch 4"``.
         parameters: how many the model has.
@@ -75,7 +75,7 @@ def load(path: Path) -> tuple[list[Result], dict[str, str]]:
     """What `save` kept: the results, and the facts.
 
     Raises:
-        InputError: the file isn't one of `save`'s.
+        InputError: the file is not one of `save`'s.
     """
     try:
         content = json.loads(path.read_text())

@@ -21,7 +21,7 @@ _EXAMPLE = """examples:
   worldtokens results                    write the table from what is kept
   worldtokens results digits             train and measure one check, keep what it found, write the table
   worldtokens results --all              all of them: hours on two cores
-  worldtokens results digits --scale 0.01    a trial of seconds; its figures aren't kept
+  worldtokens results digits --scale 0.01    a trial of seconds; its figures are not kept
 """
 
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
     Raises:
-        InputError: no such check, or a scale that isn't above 0.
+        InputError: no such check, or a scale that is not above 0.
     """
     args = parser().parse_args(argv)
     known = names()

@@ -1,4 +1,4 @@
-"""Teach a model to put pictures, or speech, into words: the same class, another front-end.
+"""Teach a model to put images, or speech, into words: the same class, another front-end.
 
 python examples/caption.py                  # emoji and their names: about two minutes of one core
 python examples/caption.py --speech         # sentences said by espeak-ng: about four

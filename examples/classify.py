@@ -1,4 +1,4 @@
-"""Train a picture classifier and ask it: on handwritten digits, or on your own folder with one subfolder a class.
+"""Train an image classifier and ask it: on handwritten digits, or on your own folder with one subfolder a class.
 
 python examples/classify.py                     # digits: about four minutes on one core
 python examples/classify.py my_pictures/        # my_pictures/cat/1.jpg, my_pictures/dog/2.jpg, ...

@@ -1,4 +1,4 @@
-"""Pictures, words and speech in one space: find any of them by any other, among stamps that training never saw.
+"""Images, words and speech in one space: find any of them by any other, among stamps that training never saw.
 
 python examples/contrastive.py                    # seven minutes on one core; fetches Tux Paint's stamps (161 MB) once
 python examples/contrastive.py --columns image text    # any two of them, or all
@@ -15,7 +15,7 @@ parser.add_argument("--columns", nargs="+", default=["image", "text", "audio"])
 parser.add_argument("--steps", type=int, default=700)
 args = parser.parse_args()
 
-# a row of `spoken` is a picture, its caption in one of ten languages, and a recording of these very words
+# a row of `spoken` is an image, its caption in one of ten languages, and a recording of these very words
 train = wt.samples.open("spoken", split="train")
 test = wt.samples.open("stamps", split="test", languages=("en", "fr", "es", "ru"))
 
@@ -35,7 +35,7 @@ model = wt.CLIP(
         dim, depth=4, heads=3, drop_path=0.1
     ),  # or one each: {"image": ..., "text": ..., "audio": ...}
     dim=256,
-    same=["text", "stamp"],  # rows that share a caption or a stamp aren't each other's negatives
+    same=["text", "stamp"],  # rows that share a caption or a stamp are not each other's negatives
 )
 wt.train(
     model,

@@ -35,7 +35,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 few = [held_out[i] for i in range(0, len(held_out), 8)]
 for name, loss in model.evaluate(few).items():
-    print(f"{name} on {len(few)} held-out pictures: {loss:.4f}")
+    print(f"{name} on {len(few)} held-out images: {loss:.4f}")
 asked = ["green heart", "red heart", "blue square", "red square", "grinning face", "flag: Austria", None]
 sheet = Image.new("RGB", (32 * len(asked), 32))
 for i, picture in enumerate(model.sample(asked, steps=min(12, args.steps), guidance=3.0)):

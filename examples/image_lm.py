@@ -1,4 +1,4 @@
-"""Draw emoji from words with a language model: first learn what a picture's codes are, then to say them after a caption.
+"""Draw emoji from words with a language model: first learn what an image's codes are, then to say them after a caption.
 
     python examples/image_lm.py [--steps 1000]
 
@@ -27,7 +27,7 @@ with tempfile.TemporaryDirectory() as folder:
     settings = wt.TrainSettings(out=f"{folder}/codes", **common)
     wt.train(model, rows, train=settings, optim=wt.OptimSettings(lr=2e-3, weight_decay=0.0))
     figures = model.evaluate(few)
-    print(f"{len(few)} held-out pictures as {codes.count} codes of {codes.codebook_size}: squared error "
+    print(f"{len(few)} held-out images as {codes.count} codes of {codes.codebook_size}: squared error "
           f"{figures['mse']:.4f}, of mean colours {figures['mse_colour']:.4f}")  # fmt: skip
 
     words = wt.TextTokenizer.train(rows.texts("text"), vocab_size=2000, dim=192, context=32)
@@ -36,7 +36,7 @@ with tempfile.TemporaryDirectory() as folder:
     wt.train(painter, rows, train=settings, optim=wt.OptimSettings(lr=1e-3, ema=0.998))
 
 for name, bits in painter.evaluate(few).items():
-    print(f"{name}: {bits:.3f} bits a code on {len(few)} held-out pictures")
+    print(f"{name}: {bits:.3f} bits per code on {len(few)} held-out images")
 asked = ["green heart", "red heart", "blue square", "red square", "grinning face", "flag: Austria", None]
 drawn = painter.sample(asked, guidance=3.0)  # (7, 3, 32, 32)
 sheet = Image.fromarray(torch.cat(list(drawn), 2).permute(1, 2, 0).numpy())

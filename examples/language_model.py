@@ -13,7 +13,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1400)
 steps = parser.parse_args().steps
 
-# 1. Text: chapters as rows; seven whole books are kept for the test. Its 2,000 pieces are learnt from the training rows.
+# 1. Text: chapters as rows; seven whole books are kept for the test. Its 2,000 pieces are learned from the training rows.
 train, test = (wt.samples.open("verse_chapters", split=s) for s in ("train", "test"))
 text = wt.TextTokenizer.train(
     train.texts("text"), vocab_size=2000, dim=256, context=128, start="<|startoftext|>"

@@ -1,9 +1,9 @@
-"""Teach a small language model to see, and talk with it about pictures: about three minutes of one core.
+"""Teach a small language model to see, and talk with it about images: about three minutes of one core.
 
     python examples/multimodal_chat.py
 
 The questions are about emoji: what is it, which group, what skin tone, which of two. What is asked at the end shows
-pictures that it hasn't seen. `worldtokens train vlm_smollm2` does the same to a published language model.
+images that it has not seen. `worldtokens train vlm_smollm2` does the same to a published language model.
 """
 
 import argparse
@@ -42,7 +42,7 @@ wt.train(
 model = wt.load("runs/multimodal_chat/last")  # as any later program would
 for row in test[:: len(test) // 10]:
     question, answer = row["messages"]
-    words = " ".join(part if isinstance(part, str) else "[picture]" for part in question["content"])
+    words = " ".join(part if isinstance(part, str) else "[image]" for part in question["content"])
     print(f"{words} {model.chat([question], 16).strip()!r}, right is {answer['content']!r}")
 
 file = Path("runs/multimodal_chat/one.png")

@@ -1,4 +1,4 @@
-"""Change a trained model: other picture sizes, a new look by LoRA, and a file that runs without Python.
+"""Change a trained model: other image sizes, a new look by LoRA, and a file that runs without Python.
 
     python examples/surgery.py [--steps 800]
 
@@ -57,7 +57,7 @@ learn(model, negative[0], args.steps // 2, 5e-3)
 wt.merge_lora(model)
 print(f"negatives, after LoRA of {share:.1%} of the weights: {model.evaluate(negative[1])['top1']:.1%} right")
 
-# One file for any number of pictures, and how to prepare them, for a program without Python.
+# One file for any number of images, and how to prepare them, for a program without Python.
 with tempfile.TemporaryDirectory() as folder:
     path = wt.export_onnx(model, f"{folder}/digits.onnx")
     facts = json.loads(path.with_suffix(".json").read_text())

@@ -1,4 +1,4 @@
-"""Where a model looked, as a picture: words over a picture or a sound, a sentence over its translation."""
+"""Where a model looked, as an image: words over an image or a sound, a sentence over its translation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def attention_figure(
 ) -> Path:
     """A row of panels for each source: what was read, and for each word of the caption where it was looked.
 
-    A picture is darkened where nothing is looked at; a sound is drawn as its wave with the weights over time behind it.
+    An image is darkened where nothing is looked at; a sound is drawn as its wave with the weights over time behind it.
 
     Args:
         model: reads one column, `image` or `audio` by its front-end.
@@ -35,7 +35,7 @@ def attention_figure(
         InputError: the model reads something else.
     """
     if len(model.sources) != 1 or model.tokenizers[model.sources[0]].modality not in ("image", "audio"):
-        raise InputError(f"the figure shows one picture or sound a row, this model reads {model.sources}")
+        raise InputError(f"the figure shows one image or sound a row, this model reads {model.sources}")
     (column,) = model.sources
     front = model.tokenizers[column]
     rows = []
@@ -133,7 +133,7 @@ def _picture(panel, front, raw: Tensor, seen: Looking, weight: Tensor | None) ->
 
 
 def _as_seen(front, raw: Tensor) -> Tensor:
-    """(H, W, 3) in [0, 1]: the picture resized and cut as the front-end does it."""
+    """(H, W, 3) in [0, 1]: the image resized and cut as the front-end does it."""
     high, wide = front.scaled(*raw.shape[1:])
     image = torch.nn.functional.interpolate(
         raw[None].float() / 255, (high, wide), mode="bilinear", antialias=True

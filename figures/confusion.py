@@ -1,4 +1,4 @@
-"""A picture of which classes are taken for which."""
+"""An image of which classes are taken for which."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def confusion_figure(
         matrix: (C, C) counts, the truth down, the answer across, as `Classifier.confusion` gives.
         names: of the C classes; None: their numbers.
         out: the file; its folder is made.
-        title: above the picture; the share of right answers is added.
+        title: above the image; the share of right answers is added.
 
     Returns:
         The path written.
 
     Raises:
-        InputError: the matrix isn't square, or the names are of another number.
+        InputError: the matrix is not square, or the names are of another number.
     """
     counts = torch.as_tensor(matrix).cpu()
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not len(counts):

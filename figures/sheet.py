@@ -1,4 +1,4 @@
-"""The picture sheet: queries down the page, what was found for each from left to right, as PNG and as HTML.
+"""The image sheet: queries down the page, what was found for each from left to right, as PNG and as HTML.
 
 The PNG is for looking at and for showing around; the HTML page holds its thumbnails in itself, so that it opens
 from disk without a server and can be sent to someone.
@@ -46,7 +46,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A query and its answers, best first; `picture` is the file that was asked with, if any."""
+    """A query and its answers, best first; `image` is the file that was asked with, if any."""
 
     title: str
     cells: Sequence[Cell]
@@ -82,18 +82,18 @@ def save_sheet(
 
 
 def thumbnail(path: str, size: int = THUMB) -> Image.Image:
-    """A file as a square RGB picture: whole, unstretched, in the middle of white.
+    """A file as a square RGB image: whole, unstretched, in the middle of white.
 
-    A clip shows its first frame; what can't be shown gets a grey tile that says what it is.
+    A clip shows its first frame; what cannot be shown gets a grey tile that says what it is.
     """
     kind = modality_of(path)
     try:
         picture = _first_frame(path) if kind == "video" else _open(path, size)
-    except Exception:  # a sheet is drawn to the end: the tile says that this one can't be shown
+    except Exception:  # a sheet is drawn to the end: the tile says that this one cannot be shown
         picture = None
     out = Image.new("RGB", (size, size), "white")
     if picture is None:
-        label = kind if kind not in (None, "image") else "can't be shown" if os.path.exists(path) else "gone"
+        label = kind if kind not in (None, "image") else "cannot be shown" if os.path.exists(path) else "gone"
         ImageDraw.Draw(out).rectangle((0, 0, size - 1, size - 1), fill=(238, 240, 243))
         font = _font(label, _CAPTION)
         ImageDraw.Draw(out).text((size / 2, size / 2), label, fill=_PALE, font=font, anchor="mm")
@@ -151,7 +151,7 @@ def _system_faces() -> list[tuple[str, dict]]:
     for file in sorted(font_manager.findSystemFonts(fontext="ttf")):
         try:
             faces.append((file, FT2Font(file).get_charmap()))
-        except (RuntimeError, OSError):  # colour fonts and the like, which can't be drawn with
+        except (RuntimeError, OSError):  # colour fonts and the like, which cannot be drawn with
             continue
     return faces
 
@@ -211,7 +211,7 @@ def cell_box(
 
 
 def _left(rows: Sequence[Row]) -> int:
-    """Query pictures stand in a column of their own, if there are any."""
+    """Query images stand in a column of their own, if there are any."""
     return MARGIN + (THUMB + 2 * GAP if any(r.picture for r in rows) else 0)
 
 
@@ -224,7 +224,7 @@ def _row_height(row: Row) -> int:
 
 
 def draw_sheet(rows: Sequence[Row], title: str = "", note: str = "") -> Image.Image:
-    """The sheet as an RGB picture on white; `cell_box` tells where each thumbnail lies."""
+    """The sheet as an RGB image on white; `cell_box` tells where each thumbnail lies."""
     columns = max([3, *(min(len(r.cells), PER_LINE) for r in rows)])
     width = _left(rows) + columns * (THUMB + GAP) - GAP + MARGIN
     height = 2 * MARGIN + _head_height(title, note) + sum(map(_row_height, rows)) - GAP

@@ -2,9 +2,9 @@
 
     wt.export_onnx(model, "image.onnx", column="image")
 
-What goes in is what the front-end's `collate` prepares: pictures as normalised floats, texts as ids with their lengths.
+What goes in is what the front-end's `collate` prepares: images as normalised floats, texts as ids with their lengths.
 How to prepare it is written beside the graph as JSON, with the vocabulary. The graph takes any number of rows; texts of
-any length up to the context; pictures of any size where the front-end has none.
+any length up to the context; images of any size where the front-end has none.
 
 Shapes: B rows, N ids of the longest text, D width of an embedding.
 """
@@ -46,10 +46,10 @@ def export_program(model: nn.Module, column: str | None = None) -> torch.export.
         A program whose `module()` takes ``pixels`` (B, 3, H, W), normalised floats, or ``ids`` (B, N) int64 and
         ``lengths`` (B,) int64, each 1 to N, and gives (B, D) embeddings or (B, classes) logits. What ids hold behind a
         text's length changes nothing. A text front-end with ``fill=True`` takes ``ids`` alone, filled up to the context.
-        Pictures of a front-end without a size have sides of two patches or more, multiples of the patch.
+        Images of a front-end without a size have sides of two patches or more, multiples of the patch.
 
     Raises:
-        InputError: the model or its front-end isn't one of these.
+        InputError: the model or its front-end is not one of these.
     """
     return _export(_graph(model, column))
 
@@ -72,7 +72,7 @@ def export_onnx(
         The path.
 
     Raises:
-        InputError: as `export_program`, or the packages that write ONNX aren't there.
+        InputError: as `export_program`, or the packages that write ONNX are not there.
     """
     path = Path(path)
     if path.suffix != ".onnx":
@@ -177,7 +177,7 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
         fronts = {model.tokenizer.modality: model.tokenizer}
     else:
         raise InputError(
-            f"a {type(model).__name__} can't be exported: CLIP's towers, Classifier and Encoder can. Build an Encoder "
+            f"a {type(model).__name__} cannot be exported: CLIP's towers, Classifier and Encoder can. Build an Encoder "
             "from the front-end and trunk that you need"
         )
     if column is None and len(fronts) > 1:
@@ -188,18 +188,18 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
     front = fronts[column]
     if not isinstance(front, ImageTokenizer | TextTokenizer):
         raise InputError(
-            f"the {column!r} front-end is a {type(front).__name__}: pictures (ImageTokenizer) and text (TextTokenizer) "
+            f"the {column!r} front-end is a {type(front).__name__}: images (ImageTokenizer) and text (TextTokenizer) "
             "can be exported"
         )
     if isinstance(front, ImageTokenizer) and front.size is not None and front.resize == "pad":
         raise InputError(
-            "this front-end's resize='pad' leaves patches of background out picture by picture: export with "
+            "this front-end's resize='pad' leaves patches of background out image by image: export with "
             "resize='crop' or 'squash'"
         )
     trunk = model._trunk(column) if isinstance(model, CLIP) else model.trunk
     if isinstance(trunk, Recurrent):
         raise InputError(
-            "a Recurrent trunk's steps can't be a graph for any number of rows: use a Transformer"
+            "a Recurrent trunk's steps cannot be a graph for any number of rows: use a Transformer"
         )
     parts = {"front": front, "trunk": trunk}
     if isinstance(model, CLIP):

@@ -72,7 +72,7 @@ def rename(weights: Mapping[str, Tensor], table: Mapping[str, str], source: str)
         raise InputError(
             f"{source} has weights that worldtokens has no place for: {unknown[:5]}"
             + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-            + "; this variant of the architecture isn't supported"
+            + "; this variant of the architecture is not supported"
         )
     return out
 
@@ -103,7 +103,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """A state dict from a ``.safetensors`` or PyTorch file, read without running any code in it.
 
     Raises:
-        InputError: it isn't one.
+        InputError: it is not one.
     """
     try:
         if path.suffix == ".safetensors":
@@ -113,7 +113,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
         raise InputError(
-            f"{path} can't be read as weights ({e}): expected .safetensors or a state dict"
+            f"{path} cannot be read as weights ({e}): expected .safetensors or a state dict"
         ) from e
     for wrapper in ("state_dict", "model", "module"):
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):

@@ -17,7 +17,7 @@ def language_model(name: str) -> LanguageModel:
         name: ``"smollm2"``; or a folder, a .gguf file or a published name.
 
     Raises:
-        InputError: it can't be found, or isn't a language model.
+        InputError: it cannot be found, or is not a language model.
     """
     import worldtokens as wt
 

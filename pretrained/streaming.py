@@ -108,7 +108,7 @@ def _tell(source: str, unknown: list[str], wrong: list[str], missing: list[str],
     if twice:
         problems.append(f"given more than once: {_some(twice)}")
     if problems:
-        raise InputError(f"{source} doesn't fit its config: " + "; ".join(problems))
+        raise InputError(f"{source} does not fit its config: " + "; ".join(problems))
 
 
 def _some(names: list[str]) -> str:

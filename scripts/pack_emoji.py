@@ -1,9 +1,9 @@
-"""Builds data/emoji.zip, the embedded picture set, from the two npm packages that hold it.
+"""Builds data/emoji.zip, the embedded image set, from the two npm packages that hold it.
 
     python scripts/pack_emoji.py            # fetches about 30 MB by npm, writes data/emoji.zip
     python scripts/pack_emoji.py --check    # builds again and compares with the committed file
 
-Pictures are copied byte for byte from emoji-datasource-twitter (they are already compressed harder than
+Images are copied byte for byte from emoji-datasource-twitter (they are already compressed harder than
 Pillow's optimiser does), labels and keywords come from emojibase-data. Needs no library beyond Python's own.
 The same sources give the same bytes: members are in a fixed order, dates are fixed, nothing depends on the
 machine, apart from Python's zlib, which compresses the index (2% of the file).
@@ -28,12 +28,12 @@ from worldtokens.data.sets.emoji import LANGUAGES, PACK, emoji_concept, emoji_id
 PICTURES = "emoji-datasource-twitter@16.0.0"
 WORDS = "emojibase-data@17.0.0"
 README = f"""\
-3,786 emoji pictures with captions in {", ".join(LANGUAGES)}.
+3,786 emoji images with captions in {", ".join(LANGUAGES)}.
 
-pictures.bin  PNG files (64 x 64), one after another
-index.jsonl   one picture a line: "start" and "size" say where it lies in pictures.bin
+images.bin  PNG files (64 x 64), one after another
+index.jsonl   one image a line: "start" and "size" say where it lies in images.bin
 
-Pictures: Twemoji 16.0.1, Copyright Twitter, Inc and other contributors, CC-BY-4.0
+Images: Twemoji 16.0.1, Copyright Twitter, Inc and other contributors, CC-BY-4.0
 (https://creativecommons.org/licenses/by/4.0/), the 64-pixel files of the npm package
 {PICTURES} (Copyright Cal Henderson, MIT), unchanged. Labels and keywords: npm package
 {WORDS} (Copyright Miles Johnson, MIT), after Unicode CLDR. Full notices: EMOJI_LICENSE.md.
@@ -41,14 +41,14 @@ Pictures: Twemoji 16.0.1, Copyright Twitter, Inc and other contributors, CC-BY-4
 
 
 def gather(folder: Path) -> list[dict]:
-    """The pictures in Unicode's order, joined with their words and concept; `png` holds the bytes."""
+    """The images in Unicode's order, joined with their words and concept; `png` holds the bytes."""
     words = {}
     for language in LANGUAGES:
         for entry in json.loads((folder / "words" / language / "data.json").read_text("utf-8")):
             for each in (entry, *entry.get("skins", ())):
                 words[language, emoji_id(each["hexcode"])] = each
     rows = []
-    for entry in json.loads((folder / "pictures" / "emoji.json").read_text("utf-8")):
+    for entry in json.loads((folder / "images" / "emoji.json").read_text("utf-8")):
         base = emoji_id(entry["unified"])
         for each in (entry, *entry.get("skin_variations", {}).values()):
             key = emoji_id(each["unified"])
@@ -61,7 +61,7 @@ def gather(folder: Path) -> list[dict]:
                 "subgroup": entry["subcategory"],
                 # Some labels carry the thin spaces of typesetting: "drapeau\u202f: France".
                 "labels": {lang: " ".join(words[lang, key]["label"].split()) for lang in LANGUAGES},
-                "png": (folder / "pictures/img/twitter/64" / each["image"]).read_bytes(),
+                "png": (folder / "images/img/twitter/64" / each["image"]).read_bytes(),
             }
             if key == base:
                 tags = {lang: words[lang, key].get("tags", []) for lang in LANGUAGES}
@@ -75,7 +75,7 @@ def gather(folder: Path) -> list[dict]:
 
 
 def join_equal_pictures(rows: list[dict]) -> None:
-    """Concepts that share a picture, byte for byte, become one: flags of territories, mostly."""
+    """Concepts that share an image, byte for byte, become one: flags of territories, mostly."""
     groups = kin((row["concept"], "png " + hashlib.sha256(row["png"]).hexdigest()) for row in rows)
     for row, group in zip(rows, groups, strict=True):
         row["concept"] = group
@@ -98,7 +98,7 @@ def pack(rows: list[dict]) -> bytes:
     with zipfile.ZipFile(file, "w") as archive:
         for name, data, method in (
             ("README.txt", README.encode(), zipfile.ZIP_STORED),
-            ("pictures.bin", bytes(pictures), zipfile.ZIP_STORED),
+            ("images.bin", bytes(pictures), zipfile.ZIP_STORED),
             ("index.jsonl", index, zipfile.ZIP_DEFLATED),
         ):
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
@@ -110,7 +110,7 @@ def pack(rows: list[dict]) -> bytes:
 def build() -> tuple[bytes, list[dict]]:
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
-        fetch.npm(PICTURES, folder / "pictures", ["emoji.json", "img/twitter/64"])
+        fetch.npm(PICTURES, folder / "images", ["emoji.json", "img/twitter/64"])
         fetch.npm(WORDS, folder / "words", LANGUAGES)
         rows = gather(folder)
     join_equal_pictures(rows)
@@ -122,10 +122,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the committed pack, write nothing")
     check = parser.parse_args().check
     data, rows = build()
-    for name, kept in (("pictures", rows), ("base emoji", [row for row in rows if row["id"] == row["base"]])):
+    for name, kept in (("images", rows), ("base emoji", [row for row in rows if row["id"] == row["base"]])):
         print(f"{name}: {len(kept):,}", dict(Counter(row["split"] for row in kept)))
     print(
-        f"distinct pictures: {len({row['png'] for row in rows}):,}, concepts: {len({row['concept'] for row in rows}):,}"
+        f"distinct images: {len({row['png'] for row in rows}):,}, concepts: {len({row['concept'] for row in rows}):,}"
     )
     print(f"{len(data):,} bytes, sha256 {hashlib.sha256(data).hexdigest()}")
     if not check:

@@ -54,13 +54,13 @@ class Task(Part):
         """One row -> its raw tensors by column (CPU). Columns that the row lacks are left out.
 
         Args:
-            row: values by column. A list (several captions of one picture) means: draw one with `rng`, or
+            row: values by column. A list (several captions of one image) means: draw one with `rng`, or
                 take the first without it. A tuple is one value, such as a sound's (wave, rate).
             rng: given in training.
             augment: by column, what to do with a raw tensor in training.
 
         Raises:
-            InputError: a value can't be read.
+            InputError: a value cannot be read.
         """
         raws = {}
         for name, tokenizer in self.tokenizers.items():

@@ -75,12 +75,12 @@ def test_arguments_and_status_pass_through(fake):
 
 def test_an_input_error_is_one_line_and_status_2(fake, capsys, monkeypatch):
     def act(argv):
-        raise InputError("cat.jpg: found 3 bytes, expected a picture")
+        raise InputError("cat.jpg: found 3 bytes, expected an image")
 
     fake(act)
     monkeypatch.delenv("WORLDTOKENS_DEBUG", raising=False)
     assert cli.run(["fake"]) == 2
-    assert capsys.readouterr().err == "worldtokens: cat.jpg: found 3 bytes, expected a picture\n"
+    assert capsys.readouterr().err == "worldtokens: cat.jpg: found 3 bytes, expected an image\n"
     monkeypatch.setenv("WORLDTOKENS_DEBUG", "1")
     with pytest.raises(InputError):
         cli.run(["fake"])

@@ -60,7 +60,7 @@ def test_each_gives_the_right_tokens_or_is_refused_by_name(corpus):
 
 
 def test_none_takes_long_or_much_memory(corpus):
-    """CPU seconds, which a busy machine doesn't stretch; what hangs without computing is stopped and told as a crash."""
+    """CPU seconds, which a busy machine does not stretch; what hangs without computing is stopped and told as a crash."""
     slow = [(path, got["cpu"]) for _, path, got in corpus if got.get("cpu", 0) > SECONDS]
     large = [(path, got["bytes"]) for _, path, got in corpus if got.get("bytes", 0) > BYTES]
     assert not slow and not large

@@ -1,4 +1,4 @@
-"""The house: the root is the package, rooms don't shadow installed packages, the face is lazy and whole."""
+"""The house: the root is the package, rooms do not shadow installed packages, the face is lazy and whole."""
 
 import importlib.metadata
 import json

@@ -96,7 +96,7 @@ class OrderChanged(Letters):
 
 
 class LayoutLies(Letters):
-    """`valid` is right and the layout isn't, so the fast path reads padding."""
+    """`valid` is right and the layout is not, so the fast path reads padding."""
 
     def forward(self, batch):
         t = super().forward(batch)

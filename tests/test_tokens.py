@@ -169,7 +169,7 @@ def test_cat_keeps_order_and_is_associative(ns):
 
 
 def test_cat_follow_makes_a_prefix(trunk):
-    """A picture's tokens read each other, the text after it counts on and is not read by the picture."""
+    """An image's tokens read each other, the text after it counts on and is not read by the image."""
     picture, text = sample(4, 0), sample(3, 1, "causal")
     t = wt.Tokens.cat(picture, text, follow=True)
     assert t.block[0].tolist() == [0, 0, 0, 0, 1, 2, 3]

@@ -52,7 +52,7 @@ class Tokenizer(Part):
         """One sample from a path, bytes, file or object -> its canonical raw tensor (CPU).
 
         Raises:
-            InputError: it can't be read; the message names the file.
+            InputError: it cannot be read; the message names the file.
         """
         raise NotImplementedError
 

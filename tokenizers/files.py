@@ -25,7 +25,7 @@ def read_bytes(source: Any, kinds: Sequence[str]) -> tuple[str, bytes, str]:
     """The whole of a regular file, bytes or binary file object: (name, data, lower-case ending or "").
 
     Raises:
-        InputError: it isn't there, is empty, is larger than 256 MB, or ends in something else than `kinds`.
+        InputError: it is not there, is empty, is larger than 256 MB, or ends in something else than `kinds`.
     """
     wanted = f"expected a file that ends in one of .{' .'.join(kinds)}"
     if isinstance(source, str | os.PathLike):
@@ -42,7 +42,7 @@ def read_bytes(source: Any, kinds: Sequence[str]) -> tuple[str, bytes, str]:
         except FileNotFoundError as e:
             raise InputError(f"{name}: no such file") from e
         except (OSError, ValueError) as e:
-            raise InputError(f"{name!r}: can't be opened: {getattr(e, 'strerror', None) or e}") from e
+            raise InputError(f"{name!r}: cannot be opened: {getattr(e, 'strerror', None) or e}") from e
         named = True
     elif isinstance(source, bytes | bytearray | memoryview):
         name, data, named = f"<{len(source)} bytes>", bytes(source), False
@@ -52,12 +52,12 @@ def read_bytes(source: Any, kinds: Sequence[str]) -> tuple[str, bytes, str]:
         try:
             data = source.read(MAX_BYTES + 1)
         except (OSError, ValueError) as e:
-            raise InputError(f"{name}: can't be read as a file: {e}") from e
+            raise InputError(f"{name}: cannot be read as a file: {e}") from e
         if not isinstance(data, bytes):
             raise InputError(f"{name}: is open as text, expected binary: open(path, 'rb')")
     else:
         raise InputError(
-            f"{type(source).__name__} {repr(source)[:60]} can't be read: {wanted}, bytes or an array"
+            f"{type(source).__name__} {repr(source)[:60]} cannot be read: {wanted}, bytes or an array"
         )
     if len(data) > MAX_BYTES:
         raise InputError(f"{name}: has more than the {MAX_BYTES:,} bytes that are read")
@@ -88,7 +88,7 @@ def read_arrays(data: bytes, name: str) -> dict[str, np.ndarray]:
         raise
     except Exception as e:  # zipfile, zlib and numpy each raise their own
         raise InputError(
-            f"{name}: can't be read as a NumPy file ({type(e).__name__}: {str(e)[:200]}); write it with np.save or "
+            f"{name}: cannot be read as a NumPy file ({type(e).__name__}: {str(e)[:200]}); write it with np.save or "
             "np.savez, numbers only"
         ) from e
 
@@ -97,7 +97,7 @@ def read_text(data: bytes, name: str) -> str:
     """Bytes of a text file with one record a line -> str; bad UTF-8 is replaced.
 
     Raises:
-        InputError: it is too large, has too many or too long lines, or isn't text.
+        InputError: it is too large, has too many or too long lines, or is not text.
     """
     lines = data.count(b"\n")
     if len(data) > MAX_TEXT or lines > MAX_LINES:

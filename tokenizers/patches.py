@@ -1,7 +1,7 @@
-"""Cutting a grid into patches and telling each patch where it is: shared by pictures, clips and scenes.
+"""Cutting a grid into patches and telling each patch where it is: shared by images, clips and scenes.
 
 A patch is flattened in the order (C, *patch), which is the order of a convolution's weight, so a linear layer over
-patches and a convolution whose stride is its kernel are the same map. A side that isn't a multiple of the patch
+patches and a convolution whose stride is its kernel are the same map. A side that is not a multiple of the patch
 keeps its remainder: the last patch is filled by repeating the edge, nothing is dropped.
 
 Shapes: B batch, C channels, N patches, D width.
@@ -28,7 +28,7 @@ def sides(value: int | Sequence[int], n: int, name: str) -> tuple[int, ...]:
     """One int for all of `n` sides, or one for each -> a tuple of `n` positive ints.
 
     Raises:
-        InputError: another count, or something that isn't a positive whole number.
+        InputError: another count, or something that is not a positive whole number.
     """
     given = (value,) * n if isinstance(value, int) else value
     if not isinstance(given, list | tuple) or len(given) != n or any(type(v) is not int for v in given):
@@ -46,7 +46,7 @@ def grid_of(size: Sequence[int], patch: Sequence[int]) -> tuple[int, ...]:
 def pad_to_patches(x: Tensor, patch: Sequence[int]) -> Tensor:
     """Repeat the last row, column, ... until each trailing side is a multiple of its patch.
 
-    Repeating the edge adds no line that isn't in the picture and means the same before and after normalisation.
+    Repeating the edge adds no line that is not in the image and means the same before and after normalisation.
 
     Args:
         x: (..., *sides), any type.
@@ -64,15 +64,15 @@ def patchify(x: Tensor, patch: Sequence[int]) -> Tensor:
 
     Args:
         x: any type; each side a multiple of its patch (`pad_to_patches`).
-        patch: sizes, one for each side after C: (ph, pw) for pictures, (pt, ph, pw) for clips.
+        patch: sizes, one for each side after C: (ph, pw) for images, (pt, ph, pw) for clips.
 
     Raises:
-        InputError: a side isn't a multiple of its patch.
+        InputError: a side is not a multiple of its patch.
     """
     b, c, *size = x.shape
     if len(size) != len(patch) or any(s % p for s, p in zip(size, patch, strict=True)):
         raise InputError(
-            f"sides {tuple(size)} aren't multiples of the patch {tuple(patch)}: pad_to_patches first"
+            f"sides {tuple(size)} are not multiples of the patch {tuple(patch)}: pad_to_patches first"
         )
     n = len(patch)
     x = x.reshape(b, c, *[v for s, p in zip(size, patch, strict=True) for v in (s // p, p)])
@@ -88,13 +88,13 @@ def unpatchify(x: Tensor, patch: Sequence[int], grid: Sequence[int]) -> Tensor:
         grid: patches along each side; its product is N.
 
     Raises:
-        InputError: N isn't the product of `grid`, or a patch has no whole number of channels.
+        InputError: N is not the product of `grid`, or a patch has no whole number of channels.
     """
     b, n, size = x.shape
     c, rest = divmod(size, math.prod(patch))
     if n != math.prod(grid) or rest:
         raise InputError(
-            f"patches of shape {(n, size)} don't fill a grid {tuple(grid)} of patches {tuple(patch)}"
+            f"patches of shape {(n, size)} do not fill a grid {tuple(grid)} of patches {tuple(patch)}"
         )
     k = len(patch)
     x = x.reshape(b, *grid, c, *patch)
@@ -113,7 +113,7 @@ def sincos_positions(coords: Tensor, dim: int, temperature: float = 10000.0) -> 
     """Fixed sine and cosine positions over any number of axes, as in ViT and MAE; any coordinates, not only a grid.
 
     Width is shared evenly: with k axes each gets dim // (2k) frequencies, laid out as (sin of every axis, cos of
-    every axis) like timm's `build_sincos2d_pos_embed`. What doesn't divide stays zero at the end.
+    every axis) like timm's `build_sincos2d_pos_embed`. What does not divide stays zero at the end.
 
     Args:
         coords: (..., k), in patches.
@@ -152,7 +152,7 @@ def resample_positions(table: Tensor, grid: Sequence[int], how: str = "bicubic")
     if known and tuple(table.shape[:2]) == tuple(grid):
         return table
     # Not F.interpolate on the table: as of torch 2.14 its anti-aliased form gives wrong values on the CPU when the
-    # result is one column wide, which a narrow picture is. Each axis by itself is right.
+    # result is one column wide, which a narrow image is. Each axis by itself is right.
     weights = [w.to(table.device) for w in stretch_weights(grid, table.shape[:2], how, known)]
     return torch.einsum("yi,xj,ijd->yxd", *weights, table.float()).to(table.dtype)
 
@@ -183,7 +183,7 @@ def axis_weights(new: int, old: int, how: str = "bicubic") -> Tensor:
     """How much each of `old` table rows counts in each of `new` places: (new, old) float32 (CPU).
 
     `resample_positions` is linear and separable, so ``einsum("yi,xj,ijd->yxd", wy, wx, table)`` equals it; that
-    form serves a batch in which every picture has a grid of its own.
+    form serves a batch in which every image has a grid of its own.
     """
     mode = "bilinear" if how == "bilinear" else "bicubic"
     # no gradient and no inference flag may stick to a cached tensor

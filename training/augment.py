@@ -1,6 +1,6 @@
-"""What training does to raw sounds and point clouds, so that a model doesn't learn the few recordings by heart.
+"""What training does to raw sounds and point clouds, so that a model does not learn the few recordings by heart.
 
-For a recipe's `data.augment`; pictures have torchvision's transforms. Both draw from torch's global generator, which the
+For a recipe's `data.augment`; images have torchvision's transforms. Both draw from torch's global generator, which the
 loop seeds for each row.
 """
 

@@ -62,7 +62,7 @@ def _beside(target: Path, word: str) -> Path:
 
 
 def _flush(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():  # there a folder can't be opened
+    if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
         return
     fd = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
@@ -72,7 +72,7 @@ def _flush(path: Path) -> None:
 
 
 def claim(out: Path, resume: bool, overwrite: bool, main: bool = True) -> None:
-    """Make sure that a new run doesn't write over another one unasked.
+    """Make sure that a new run does not write over another one unasked.
 
     Raises:
         InputError: `out` holds a run, and neither going on with it nor replacing it was asked for.
@@ -140,7 +140,7 @@ def read_state(out: Path) -> dict[str, Any]:
         return json.loads((out / "last" / STATE).read_text())
     except FileNotFoundError as e:
         raise InputError(
-            f"nothing to resume: {out / 'last' / STATE} doesn't exist. Start without resume, or give the `out` "
+            f"nothing to resume: {out / 'last' / STATE} does not exist. Start without resume, or give the `out` "
             "folder of the run to go on with"
         ) from e
     except ValueError as e:
@@ -174,7 +174,7 @@ def restore(out: Path, task: Task, optimizer: torch.optim.Optimizer, average: Av
         if kind == "optimizer":
             key, _, name = name.partition("/")
         if name not in params:
-            raise InputError(f"{folder / TENSORS} holds {full}, but {name} isn't trained in this run")
+            raise InputError(f"{folder / TENSORS} holds {full}, but {name} is not trained in this run")
         with torch.no_grad():
             if kind == "optimizer":
                 like = torch.empty_like(params[name]).copy_(value) if value.ndim else value

@@ -28,7 +28,7 @@ from worldtokens.tasks.base import Task
 from worldtokens.tokenizers.base import Batch
 
 Augment = Mapping[str, Callable[[Tensor], Tensor]]
-Bad = tuple[tuple[int, str], ...]  # (row number, why it can't be used)
+Bad = tuple[tuple[int, str], ...]  # (row number, why it cannot be used)
 
 
 def mix(*numbers: int) -> int:
@@ -72,7 +72,7 @@ class Plan:
     Every process makes the same number of steps.
 
     Raises:
-        InputError: the batch can't be dealt out evenly, or there are fewer rows than one batch.
+        InputError: the batch cannot be dealt out evenly, or there are fewer rows than one batch.
     """
 
     rows: int
@@ -89,7 +89,7 @@ class Plan:
             )
         if self.batch % (self.gradient_accumulation_steps * self.ranks):
             raise InputError(
-                f"batch_size={self.batch} can't be dealt out to gradient_accumulation_steps={self.gradient_accumulation_steps} x "
+                f"batch_size={self.batch} cannot be dealt out to gradient_accumulation_steps={self.gradient_accumulation_steps} x "
                 f"{self.ranks} processes: make it a multiple of {self.gradient_accumulation_steps * self.ranks}"
             )
         if self.rows < self.batch:
@@ -119,7 +119,7 @@ class Plan:
 class _Remembering:
     """A front-end whose `read` keeps the raws of files and bytes that it has read, up to a budget.
 
-    Augmentation works on a copy, so that an in-place transform can't change what is kept.
+    Augmentation works on a copy, so that an in-place transform cannot change what is kept.
     """
 
     def __init__(self, tokenizer: Any, budget: list[int]) -> None:
@@ -155,9 +155,9 @@ def _remembering(task: Task, budget: int) -> Task:
 
 
 class Batches(torch.utils.data.Dataset):
-    """`batches[k]` is micro-batch k of a run, read and collated, with the rows that couldn't be used.
+    """`batches[k]` is micro-batch k of a run, read and collated, with the rows that could not be used.
 
-    A row that raises InputError gives its place to another that isn't in the step, drawn from (seed, epoch,
+    A row that raises InputError gives its place to another that is not in the step, drawn from (seed, epoch,
     row), so that batches keep their size and processes stay even.
 
     Args:
@@ -168,7 +168,7 @@ class Batches(torch.utils.data.Dataset):
         cache: bytes of raw tensors to keep in memory, 0 for none.
     """
 
-    TRIES = 16  # other rows tried in the place of one that can't be used
+    TRIES = 16  # other rows tried in the place of one that cannot be used
 
     def __init__(
         self,

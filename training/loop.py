@@ -5,9 +5,9 @@ Notable here:
 - A step's gradient is the sum over all its rows divided by their count, over the whole accumulation and all
   processes, whatever the parts' sizes are: never a mean of means.
 - Every step seeds the random generators from (seed, step, rank), and what a batch holds depends on (seed,
-  number) alone. So a run that is killed and resumed is, to the bit, the run that wasn't.
+  number) alone. So a run that is killed and resumed is, to the bit, the run that was not.
 - Nothing waits for the device but the figures shown every `log_every` steps. A step whose loss or gradient
-  isn't finite is left out on the device and counted there.
+  is not finite is left out on the device and counted there.
 
 Devices and processes are accelerate's: one process as it is, several with
 `torchrun --nproc-per-node 2 -m worldtokens train RECIPE`.
@@ -102,7 +102,7 @@ def train(
             Python's global generator.
 
     Raises:
-        InputError: settings that can't be met, rows of which a whole batch can't be read, a loss that stays NaN
+        InputError: settings that cannot be met, rows of which a whole batch cannot be read, a loss that stays NaN
             or infinite.
         KeyboardInterrupt, SystemExit: on Ctrl-C or SIGTERM, once `<out>/last` is saved.
     """
@@ -158,7 +158,7 @@ class _Run:
             if state["run"][name] != value:
                 raise InputError(
                     f"{self.out / 'last'} was trained with {name} = {state['run'][name]}, now it is {value}: the "
-                    "run couldn't go on where it stopped. Set it back, or start a new run in another folder"
+                    "run could not go on where it stopped. Set it back, or start a new run in another folder"
                 )
         checkpoint.restore(self.out, self.task, self.optimizer, self.average)
         if self.scaler.is_enabled() and state["scaler"]:
@@ -358,7 +358,7 @@ class _Run:
             show.say(f"{r.skipped_steps} steps were left out: their loss or gradient was NaN or infinite")
         if r.bad_rows:
             show.say(
-                f"{len(r.bad_rows):,} of {self.plan.rows:,} rows couldn't be used and others took their place:"
+                f"{len(r.bad_rows):,} of {self.plan.rows:,} rows could not be used and others took their place:"
             )
             for i, message in list(r.bad_rows.items())[:5]:
                 show.say(f"  row {i}: {message}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Tally:
-    """Sums of figures, on the device, weighted as their batches are; steps left out don't count."""
+    """Sums of figures, on the device, weighted as their batches are; steps left out do not count."""
 
     def __init__(self, device: torch.device, ranks: int) -> None:
         self.device, self.ranks = device, ranks

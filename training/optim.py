@@ -1,7 +1,7 @@
 """AdamW with decay on matrices alone, the learning rate as a function of the step, and averaged weights.
 
-Notable here: the rate is computed from the optimizer's step and from nothing else, so it can't advance with
-micro-batches or twice after a resume; a step with a gradient that isn't finite is left out on the device, so
+Notable here: the rate is computed from the optimizer's step and from nothing else, so it cannot advance with
+micro-batches or twice after a resume; a step with a gradient that is not finite is left out on the device, so
 that no step waits for the host.
 """
 
@@ -177,7 +177,7 @@ def update(
 ) -> tuple[Tensor, Tensor]:
     """One optimizer step, in the one right order: unscale, clip, step. Gradients are freed.
 
-    A step whose loss or gradient isn't finite changes nothing: neither weights, nor moments, nor the count of
+    A step whose loss or gradient is not finite changes nothing: neither weights, nor moments, nor the count of
     steps that AdamW corrects its bias by.
 
     Args:
@@ -212,7 +212,7 @@ def update(
 class Average:
     """An exponential moving average of the trainable weights, kept in float32.
 
-    Early on it follows faster, as min(decay, (1 + step) / (10 + step)), so that it doesn't hold the random start.
+    Early on it follows faster, as min(decay, (1 + step) / (10 + step)), so that it does not hold the random start.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -73,7 +73,7 @@ class Show:
         if not self.active:
             return
         self.curves("train", figures | {"samples_per_second": per_second}, done)
-        line = f"{figures_text(figures)}  {per_second:,.0f} rows/s  {clock(left)} left"
+        line = f"{figures_text(figures)}  {per_second:,.0f} samples/s  {clock(left)} left"
         if self.progress is not None:
             self.progress.update(self.bar, completed=done, description=line)
         elif done == self.steps or time.monotonic() - self.printed >= self.every:

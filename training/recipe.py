@@ -3,7 +3,7 @@
     model: {class: worldtokens.CLIP, args: {...}}      # the form of a saved model's config.json
     data:
       train: emoji                                     # or {source: pairs.csv, columns: {image: file}, ...}
-      validation: {split: validation}                  # what isn't given here is as in `train`
+      validation: {split: validation}                  # what is not given here is as in `train`
       augment: {image: [{class: torchvision.transforms.v2.RandomResizedCrop, args: {size: 64}}]}
     optim: {lr: 1e-3}                                  # OptimSettings
     train: {steps: 1000, out: runs/clip}               # TrainSettings
@@ -12,7 +12,7 @@ jsonargparse checks every value against the type hints of the class or function 
 are errors that name them. Any value can be changed from the command line by its path, with `args` left out or
 not: `--model.dim 128`, `--model.tokenizers.image.patch 8`, `--data.augment.image.0.size 48`.
 
-A text front-end's `vocabulary: {train: 4000}` is learnt from the training rows' own column before the model is
+A text front-end's `vocabulary: {train: 4000}` is learned from the training rows' own column before the model is
 built; `{file: tokenizer.json}`, as saved models have it, is looked up beside the recipe.
 """
 
@@ -106,7 +106,7 @@ class Recipe:
             overrides: as on the command line: ``["--optim.lr", "1e-3"]``.
 
         Raises:
-            InputError: the file, a key or a value can't be used.
+            InputError: the file, a key or a value cannot be used.
         """
         path = find(recipe)
         values = _load(path.read_text(encoding="utf-8"), path)
@@ -222,7 +222,7 @@ def _dump(parser: ArgumentParser, checked: Any) -> dict:
 
 
 def _lost(given: Any, kept: Any, place: str = "") -> str | None:
-    """The path of a key that was given and isn't in what was understood; jsonargparse passes over some."""
+    """The path of a key that was given and is not in what was understood; jsonargparse passes over some."""
     if isinstance(given, dict) and isinstance(kept, dict):
         for key, value in given.items():
             here = f"{place}.{key}".lstrip(".")
@@ -319,7 +319,7 @@ def _set(values: Any, place: Sequence[str], value: Any) -> None:
 
 
 def _with_vocabularies(model: Any, rows: Any, folder: Path) -> Any:
-    """The model section with each ``vocabulary: {train: N}`` learnt from the rows and written to a file."""
+    """The model section with each ``vocabulary: {train: N}`` learned from the rows and written to a file."""
 
     def visit(node: Any, column: str, parent: str = "") -> Any:
         if isinstance(node, list):

@@ -51,7 +51,7 @@ class TrainSettings:
         overwrite: start anew in a folder that holds a run.
         log_every: steps between the figures shown.
         tensorboard: write curves to `<out>/logs`.
-        patience: steps in a row that may fail with a loss or gradient that isn't finite.
+        patience: steps in a row that may fail with a loss or gradient that is not finite.
     """
 
     out: str = "runs/last"
@@ -95,8 +95,8 @@ class TrainReport:
         loss: mean loss of the last steps shown.
         figures: of the last evaluation.
         best: of the evaluation that the task's metric calls the best, and its step.
-        skipped_steps: left out since the loss or the gradient wasn't finite.
-        bad_rows: number -> why it couldn't be used, of the rows met.
+        skipped_steps: left out since the loss or the gradient was not finite.
+        bad_rows: number -> why it could not be used, of the rows met.
         samples_per_second: in training, evaluations and saving not counted.
         seconds: in all, since this start.
     """

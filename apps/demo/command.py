@@ -1,4 +1,4 @@
-"""`worldtokens demo`: train on the embedded pictures, then search pictures that training never saw, by words.
+"""`worldtokens demo`: train on the embedded images, then search images that training never saw, by words.
 
 The recipe is the shipped `clip_emoji`; whatever is printed was measured in this run on the held-out split.
 """
@@ -23,7 +23,7 @@ RECIPE, MARK = "clip_emoji", "demo.json"
 SHOWN = 8  # answers to a query on the sheet
 
 # A person's words for things in the held-out split, and the concepts that answer them (ids without gender and
-# skin tone). Neither the words nor the pictures were in training.
+# skin tone). Neither the words nor the images were in training.
 QUERIES = {
     "a cat with black fur": "1F408-2B1B",
     "a blue book to read": "1F4D8",
@@ -36,7 +36,7 @@ QUERIES = {
 _HELP = """example:
   worldtokens demo --out /tmp/demo
 
-It writes OUT/model (the trained model), OUT/pictures (the held-out pictures and their index), OUT/sheet.png,
+It writes OUT/model (the trained model), OUT/images (the held-out images and their index), OUT/sheet.png,
 OUT/sheet.html and OUT/demo.json (the figures).
 """
 
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = argparse.ArgumentParser(
         prog="worldtokens demo",
-        description="Train a small CLIP on the embedded picture set, measure it on held-out pictures, and search them\n"
+        description="Train a small CLIP on the embedded image set, measure it on held-out images, and search them\n"
         "by words. A few minutes on two CPU cores.",
         epilog=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
     Raises:
-        InputError: something given can't be used.
+        InputError: something given cannot be used.
     """
     args = parser().parse_args(argv)
     demo(args.out, steps=args.steps, minutes=args.minutes, reuse=args.reuse)
@@ -94,7 +94,7 @@ def demo(
     """
     start, out = time.monotonic(), Path(out)
     if out.exists() and not (out / MARK).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} holds something that isn't a demo's: name another folder with --out")
+        raise InputError(f"{out} holds something that is not a demo's: name another folder with --out")
     if (steps is not None and steps < 1) or (minutes is not None and minutes <= 0):
         raise InputError("--steps and --minutes must be more than 0")
     if reuse and not (out / "model").is_dir():
@@ -122,8 +122,8 @@ def demo(
     figures["held_out"] = model.evaluate(rows)
     print_figures(figures["held_out"], rows)
 
-    say("\nSearching the held-out pictures, one of each without its skin-tone twins")
-    folder, row_of = write_pictures(samples.open("emoji", split="test", skin_tones=False), out / "pictures")
+    say("\nSearching the held-out images, one of each without its skin-tone twins")
+    folder, row_of = write_pictures(samples.open("emoji", split="test", skin_tones=False), out / "images")
     figures["queries"] = search_all(model, saved, folder, row_of, out)
     figures["seconds"] = round(time.monotonic() - start, 1)
     figures["peak_memory_gb"] = peak_memory_gb()
@@ -152,12 +152,12 @@ def _train(out: Path, steps: int | None, minutes: float | None) -> dict[str, Any
         ["--train.out", json.dumps(str(out)), "--train.overwrite", "true", "--train.steps", str(steps)],
     )
     where = "" if sys.stdout.isatty() else "; no terminal here, so progress comes as lines"
-    say(f"Training on pictures and captions: {steps} steps of {recipe.train.batch_size} pairs{where}")
+    say(f"Training on images and captions: {steps} steps of {recipe.train.batch_size} pairs{where}")
     try:
         _, report = recipe.run()
     except (KeyboardInterrupt, SystemExit):
         say(
-            f"To search with what is learnt so far: {shlex.join(['worldtokens', 'demo', '--reuse', '--out', str(out.parent)])}"
+            f"To search with what is learned so far: {shlex.join(['worldtokens', 'demo', '--reuse', '--out', str(out.parent)])}"
         )
         raise
     say(f"Trained in {report.seconds:,.0f} s, {report.samples_per_second:,.0f} samples/s")
@@ -210,8 +210,8 @@ def print_figures(figures: dict[str, float], rows: Sequence[dict]) -> None:
     captions = [len(row["text"]) for row in rows]
     lines = [("", "R@1", "R@5", "R@10", "median place")]
     for heading, key, true in (
-        ("words to picture", "text_to_image", [1] * sum(captions)),
-        ("picture to words", "image_to_text", captions),
+        ("words to image", "text_to_image", [1] * sum(captions)),
+        ("image to words", "image_to_text", captions),
     ):
         found = int(figures[f"{key}/candidates"])
         by_chance = median_by_chance(found, true)
@@ -221,7 +221,7 @@ def print_figures(figures: dict[str, float], rows: Sequence[dict]) -> None:
         lines.append(("  by chance", *_percent(figures, key, "chance"), f"{by_chance:,} of {found:,}"))
     print_table(lines)
     times = figures["text_to_image/R@10"] / figures["text_to_image/chance@10"]
-    say(f"Words find their picture among the first ten {times:.1f} times as often as chance.")
+    say(f"Words find their image among the first ten {times:.1f} times as often as chance.")
 
 
 def _percent(figures: dict[str, float], key: str, name: str) -> list[str]:
@@ -237,7 +237,7 @@ def print_table(lines: Sequence[Sequence[str]]) -> None:
 
 
 def peak_memory_gb() -> float | None:
-    """The most memory that this process has held, in 10^9 bytes; None where the system doesn't tell."""
+    """The most memory that this process has held, in 10^9 bytes; None where the system does not tell."""
     try:
         import resource
     except ImportError:
@@ -250,7 +250,7 @@ def peak_memory_gb() -> float | None:
 
 
 def write_pictures(rows: Sequence[dict], folder: Path) -> tuple[Path, dict[str, dict]]:
-    """Write each row's picture under its label's name.
+    """Write each row's image under its label's name.
 
     Returns:
         The folder, and the row of each file name.
@@ -268,7 +268,7 @@ def write_pictures(rows: Sequence[dict], folder: Path) -> tuple[Path, dict[str, 
 
 
 def search_all(model: Any, saved: Path, folder: Path, row_of: dict[str, dict], out: Path) -> list[dict]:
-    """Index the pictures, ask `QUERIES`, print where each right answer stands, and draw the sheet."""
+    """Index the images, ask `QUERIES`, print where each right answer stands, and draw the sheet."""
     from worldtokens.apps.index.index import Index
     from worldtokens.apps.search.command import query_vector
     from worldtokens.figures.sheet import Cell, Row, save_sheet
@@ -276,7 +276,7 @@ def search_all(model: Any, saved: Path, folder: Path, row_of: dict[str, dict], o
     index = Index(Index.default(folder))
     report = index.update(folder, model, model_folder=saved, rebuild=True)
     say(
-        f"{report.total} pictures indexed in {report.seconds:.1f} s ({report.total / report.seconds:,.0f} a second)"
+        f"{report.total} images indexed in {report.seconds:.1f} s ({report.total / report.seconds:,.0f} a second)"
     )
     sheet, asked, lines = [], [], [("words", "first answer", "the right one comes")]
     for words, concept in QUERIES.items():
@@ -289,8 +289,8 @@ def search_all(model: Any, saved: Path, folder: Path, row_of: dict[str, dict], o
         cells = [Cell(h.path, h.score, labels[i], concepts[i] == concept) for i, h in enumerate(hits[:SHOWN])]
         sheet.append(Row(words, cells))
     print_table(lines)
-    note = "The first answers among held-out pictures, best first, with their cosine; green: the one that was meant."
-    save_sheet(sheet, out / "sheet", f"{report.total} pictures never seen in training, found by words", note)
+    note = "The first answers among held-out images, best first, with their cosine; green: the one that was meant."
+    save_sheet(sheet, out / "sheet", f"{report.total} images never seen in training, found by words", note)
     return asked
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from worldtokens.apps.console import pick_device, progress
 
 _EXAMPLE = """example:
-  worldtokens index ~/Pictures --model runs/clip/best
-  worldtokens search "red apple" --db ~/Pictures
+  worldtokens index ~/Images --model runs/clip/best
+  worldtokens search "red apple" --db ~/Images
 
 Run it again after files have come, gone or changed: only what is new to it is embedded.
 It can be stopped at any time; what is embedded is kept.
@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = argparse.ArgumentParser(
         prog="worldtokens index",
-        description="Embed the pictures of a folder (and sounds, clips ... where the model reads them) into an\n"
+        description="Embed the images of a folder (and sounds, clips ... where the model reads them) into an\n"
         "index on disk that `worldtokens search` answers from. Hidden files and folders are passed over.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
     Raises:
-        InputError: something given can't be used.
+        InputError: something given cannot be used.
     """
     args = parser().parse_args(argv)
     from worldtokens.apps.index.index import Index

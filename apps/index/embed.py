@@ -46,12 +46,12 @@ def wanted_modalities(columns: dict[str, str], asked: Sequence[str] | None) -> l
     """The kinds of files to index: those asked for, else all that the model reads but text.
 
     Raises:
-        InputError: the model doesn't read what was asked for.
+        InputError: the model does not read what was asked for.
     """
     if asked:
         lacking = [m for m in asked if m not in columns]
         if lacking:
-            raise InputError(f"the model doesn't read {', '.join(lacking)}; it reads {', '.join(columns)}")
+            raise InputError(f"the model does not read {', '.join(lacking)}; it reads {', '.join(columns)}")
         return list(dict.fromkeys(asked))
     wanted = [m for m in columns if m != "text"] or list(columns)
     if not wanted:
@@ -70,13 +70,13 @@ def prepared(
         root: the folder that the files' paths begin at.
         files: to look at.
         old: the index's rows by path.
-        known: (modality, hash) of bytes whose vector is there already: they aren't decoded.
+        known: (modality, hash) of bytes whose vector is there already: they are not decoded.
         model: its front-ends read the files.
         columns: modality -> column.
         workers: threads.
 
     Yields:
-        A file with its job, with None if it hasn't changed, or with the error that its reading raised: an OSError
+        A file with its job, with None if it has not changed, or with the error that its reading raised: an OSError
         if the bytes could not be had at all.
     """
 

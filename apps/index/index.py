@@ -71,7 +71,7 @@ class Index:
         db: its folder. `Index.default(folder)` is the usual place for the files of `folder`.
 
     Raises:
-        InputError: lancedb isn't installed, or the folder holds something else.
+        InputError: lancedb is not installed, or the folder holds something else.
     """
 
     def __init__(self, db: str | os.PathLike) -> None:
@@ -171,7 +171,7 @@ class Index:
         if identity != made["identity"]:
             raise InputError(
                 f"the index {self.db} was made with the model {made['folder']} ({made['identity']}), not with "
-                f"{name} ({identity}): their vectors can't be compared. Search with --model {made['folder']}, or "
+                f"{name} ({identity}): their vectors cannot be compared. Search with --model {made['folder']}, or "
                 f"index again: `worldtokens index {self.root} --model {name} --rebuild`"
             )
 
@@ -186,7 +186,7 @@ class Index:
             modality: only files of this kind ("image", "audio", ...).
 
         Raises:
-            InputError: the index is empty, or the vector doesn't fit it.
+            InputError: the index is empty, or the vector does not fit it.
         """
         if k < 1:
             raise InputError(f"k={k}: ask for at least 1 answer")
@@ -240,7 +240,7 @@ class Index:
             identity: `model_identity(model)`, if it's already known.
             modalities: which kinds of files. Default: those of the last update; at first all that the model
                 reads, text files left out unless the model reads nothing else (between words and words the
-                cosine is higher than between words and pictures, so that text files would come first).
+                cosine is higher than between words and images, so that text files would come first).
             batch_size: files in one forward pass.
             workers: threads that read files.
             rebuild: throw the present rows away first.
@@ -356,7 +356,7 @@ class Index:
         return report
 
     def _remove(self, old: dict[str, dict], keep: set[str], blocked: Sequence[str]) -> int:
-        """Drop the rows of files that are gone; what lies in folders that can't be read may still be there."""
+        """Drop the rows of files that are gone; what lies in folders that cannot be read may still be there."""
         behind = tuple(f"{folder}/" for folder in blocked)
         gone = [row["id"] for path, row in old.items() if path not in keep and not path.startswith(behind)]
         for at in range(0, len(gone), 1000):

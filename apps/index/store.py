@@ -43,7 +43,7 @@ class Writer:
         self.known.setdefault((file.modality, digest), (row_id(file.path), False))
         self._flush_when_due()
 
-    def adapt_tokenizer(self, file: File, digest: str) -> None:
+    def reuse(self, file: File, digest: str) -> None:
         """A file whose bytes are `known`."""
         self.reuses.append((file, digest))
         self._flush_when_due()

@@ -1,4 +1,4 @@
-"""`worldtokens search "words" [--image FILE]`: ask an index in words, with a picture, or both."""
+"""`worldtokens search "words" [--image FILE]`: ask an index in words, with an image, or both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """examples:
   worldtokens search "red apple"                              the index in or above this folder
   worldtokens search "red apple" "a boat at night" -k 8       two queries, one row each on the sheet
-  worldtokens search --image cat.jpg --db ~/Pictures          what looks like this?
+  worldtokens search --image cat.jpg --db ~/Images          what looks like this?
   worldtokens search "in snow" --image cat.jpg --out cats     both together; sheet in cats.png and cats.html
 
 In a pipe the answers are lines of query, place, score and path, with tabs between; --json for programs.
@@ -29,12 +29,12 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="worldtokens search",
         description="Search the files that `worldtokens index` has embedded.\n"
-        "Answers come as a table and as a picture sheet (PNG and HTML).",
+        "Answers come as a table and as an image sheet (PNG and HTML).",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("words", nargs="*", help="what to look for; put quotes around words that belong together")
-    p.add_argument("--image", metavar="FILE", help="ask with a picture (or any file that the model reads)")
+    p.add_argument("--image", metavar="FILE", help="ask with an image (or any file that the model reads)")
     p.add_argument(
         "--db", metavar="DIR", help="the index or the folder it is of (default: in or above this folder)"
     )
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--out", metavar="NAME", help="write NAME.png and NAME.html (default: last-search in the index)"
     )
-    p.add_argument("--no-sheet", action="store_true", help="no picture sheet")
+    p.add_argument("--no-sheet", action="store_true", help="no image sheet")
     p.add_argument("--json", action="store_true", help="one JSON object a query on stdout instead of a table")
     p.add_argument("--device", metavar="DEV", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
     return p
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
     Raises:
-        InputError: something given can't be used.
+        InputError: something given cannot be used.
     """
     args = parser().parse_intermixed_args(argv)
     from worldtokens.apps.index.fingerprint import model_identity
@@ -102,7 +102,7 @@ def query_vector(model: Any, words: str | None = None, file: str | None = None):
         (dim,) float tensor on the CPU.
 
     Raises:
-        InputError: nothing was asked, or the model can't read it.
+        InputError: nothing was asked, or the model cannot read it.
     """
     import torch.nn.functional as F
 
@@ -118,7 +118,7 @@ def query_vector(model: Any, words: str | None = None, file: str | None = None):
             raise InputError(f"this model reads no words, only {', '.join(columns)}: ask with --image FILE")
         found.append(model.embed(columns["text"], [words]))
     if file is not None:
-        kind = modality_of(file) or "image"  # a picture may well lack an extension; its reader will tell
+        kind = modality_of(file) or "image"  # an image may well lack an extension; its reader will tell
         if kind not in columns:
             raise InputError(f"{shown(file)} holds {kind}, this model reads {', '.join(columns)}")
         if not os.path.isfile(file):

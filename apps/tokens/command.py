@@ -13,11 +13,11 @@ from worldtokens.errors import InputError
 
 _EXAMPLE = """examples:
   worldtokens tokens cat.jpg song.mp3 clip.mp4 chair.obj --text "a photo of a cat"
-  worldtokens tokens *.jpg --size native --show tokens.png     own aspect, patches drawn over the pictures
+  worldtokens tokens *.jpg --size native --show tokens.png     own aspect, patches drawn over the images
   worldtokens tokens talk.wav --preset ast --show tokens.png   other front-end, its patches on the spectrogram
 
 A scene is a folder with cameras.json or transforms.json. In a pipe the answers are lines with tabs between; --json
-for programs. Status 1: something couldn't be read, the rest is shown.
+for programs. Status 1: something could not be read, the rest is shown.
 """
 
 
@@ -30,15 +30,15 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument(
-        "files", nargs="*", metavar="FILE", help="pictures, sounds, clips, meshes, scenes, tables, .txt"
+        "files", nargs="*", metavar="FILE", help="images, sounds, clips, meshes, scenes, tables, .txt"
     )
     p.add_argument(
         "--text", action="append", default=[], metavar="WORDS", help="a text itself; may be repeated"
     )
-    p.add_argument("--show", metavar="OUT.png", help="draw what the tokens are into a picture")
+    p.add_argument("--show", metavar="OUT.png", help="draw what the tokens are into an image")
     p.add_argument("--patch", type=int, default=16, help="side of a patch in pixels (default 16)")
     p.add_argument(
-        "--size", default="224", help="side that pictures and clips are brought to (default 224), or 'native'"
+        "--size", default="224", help="side that images and clips are brought to (default 224), or 'native'"
     )
     p.add_argument("--frames", type=int, default=16, help="frames of a clip, at most (default 16)")
     p.add_argument("--fps", type=float, help="take a clip's frames at this rate instead of spread over it")
@@ -53,10 +53,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 if something couldn't be read.
+    """Run the command; 1 if something could not be read.
 
     Raises:
-        InputError: nothing to look at, or a setting that can't be used.
+        InputError: nothing to look at, or a setting that cannot be used.
     """
     args = parser().parse_intermixed_args(argv)
     if not args.files and not args.text:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.size != "native" and not args.size.isdigit():
         raise InputError(f"--size {args.size}: expected a number of pixels, or native")
     if args.show and not args.show.lower().endswith(".png"):
-        raise InputError(f"--show {args.show}: the picture is a PNG, name it .png")
+        raise InputError(f"--show {args.show}: the image is a PNG, name it .png")
     made = {}
     found = [look(file, args, args.kind, made=made) for file in args.files]
     found += [look(text, args, given=True, made=made) for text in args.text]
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from worldtokens.apps.tokens.figure import MOST_PANELS, save_picture
 
         some = f" (the first {MOST_PANELS} of {len(seen)})" if len(seen) > MOST_PANELS else ""
-        print(f"picture: {save_picture(seen, args.show)}{some}", file=sys.stderr)
+        print(f"image: {save_picture(seen, args.show)}{some}", file=sys.stderr)
     return 0 if len(seen) == len(found) else 1
 
 
@@ -147,7 +147,7 @@ RIGHT = {3, 6, 7}
 
 
 def print_table(found: Sequence[Seen | Failed], shares: dict[int, float]) -> None:
-    """Columns in a terminal, lines with tabs elsewhere; a source that can't be read is one line of its own."""
+    """Columns in a terminal, lines with tabs elsewhere; a source that cannot be read is one line of its own."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""What tokens are, as a picture: one panel for each source, drawn with matplotlib's Agg alone.
+"""What tokens are, as an image: one panel for each source, drawn with matplotlib's Agg alone.
 
 Panels stand side by side as long as they fit in a page three squares wide.
 """
@@ -55,7 +55,7 @@ def save_picture(seen: Sequence[Seen], out: str | os.PathLike) -> Path:
         out: path of the PNG.
 
     Raises:
-        InputError: the file can't be written.
+        InputError: the file cannot be written.
     """
     data = io.BytesIO()
     FigureCanvasAgg(draw_picture(seen)).print_png(data)
@@ -64,7 +64,7 @@ def save_picture(seen: Sequence[Seen], out: str | os.PathLike) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, data.getvalue())
     except OSError as e:
-        raise InputError(f"{out}: can't be written: {e.strerror}") from e
+        raise InputError(f"{out}: cannot be written: {e.strerror}") from e
     return out
 
 

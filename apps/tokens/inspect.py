@@ -1,7 +1,7 @@
 """A source through its front-end: what `worldtokens tokens` tells of it and draws.
 
 The front-ends are the real ones with untrained weights: how many tokens, where they stand and what a batch of them
-wastes doesn't depend on the weights nor on the width.
+wastes does not depend on the weights nor on the width.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """A source that can't be read, and why."""
+    """A source that cannot be read, and why."""
 
     name: str
     modality: str | None
@@ -156,7 +156,7 @@ def kind_of(path: str) -> str:
     """Which front-end a file is for, told by its ending.
 
     Raises:
-        InputError: the ending isn't known.
+        InputError: the ending is not known.
     """
     from worldtokens.data.files import modality_of
 
@@ -165,7 +165,7 @@ def kind_of(path: str) -> str:
     ending = os.path.splitext(path)[1].lower()
     kind = "views" if ending == ".json" else modality_of(path)
     if kind is None:
-        raise InputError(f"the ending {ending!r} isn't known; say what it is with --as {'|'.join(KINDS)}")
+        raise InputError(f"the ending {ending!r} is not known; say what it is with --as {'|'.join(KINDS)}")
     return kind
 
 
@@ -203,7 +203,7 @@ def read_text(path: str) -> str:
     """What is written in a file.
 
     Raises:
-        InputError: it can't be opened, is empty, or isn't UTF-8.
+        InputError: it cannot be opened, is empty, or is not UTF-8.
     """
     from worldtokens.tokenizers.files import read_bytes
 
@@ -212,7 +212,7 @@ def read_text(path: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise InputError(
-            f"{path}: holds byte 0x{data[e.start]:02X} at {e.start}, which isn't UTF-8; save it as UTF-8"
+            f"{path}: holds byte 0x{data[e.start]:02X} at {e.start}, which is not UTF-8; save it as UTF-8"
         ) from e
 
 

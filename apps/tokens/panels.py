@@ -59,7 +59,7 @@ def plain(text: str) -> str:
 
 
 def _cut_lines(ax: Any, at: Sequence[float], low: float, high: float, along: str, width: float = 0.8) -> None:
-    """White lines on a dark shadow, to be seen on bright and dark pictures alike."""
+    """White lines on a dark shadow, to be seen on bright and dark images alike."""
     draw = ax.vlines if along == "y" else ax.hlines
     draw(at, low, high, colors="black", linewidth=2.2 * width, alpha=0.22)
     draw(at, low, high, colors="white", linewidth=width, alpha=0.9)
@@ -75,7 +75,7 @@ def _pixels(x: Any) -> np.ndarray:
     return np.ascontiguousarray(x.permute(1, 2, 0).numpy())
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------------------------------
 
 
 def draw_image(panel: Panel, s: Seen) -> str:
@@ -84,7 +84,7 @@ def draw_image(panel: Panel, s: Seen) -> str:
     t, raw = s.tokenizer, _pixels(s.raw)
     (ph, pw), (rows, columns) = t.patch, s.grid
     h, w = rows * ph, columns * pw
-    tall, wide = t.scaled(*raw.shape[:2])  # the whole picture at the scale of the patches
+    tall, wide = t.scaled(*raw.shape[:2])  # the whole image at the scale of the patches
     if t.size is None:
         top = left = 0
         inside = _pixels(unpatchify(s.batch["patches"], t.patch, s.grid)[0])
@@ -313,7 +313,7 @@ def owners(s: Seen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _in_front(dots: np.ndarray) -> np.ndarray:
-    """Which points aren't hidden by the surface in front of them: (n,) bool."""
+    """Which points are not hidden by the surface in front of them: (n,) bool."""
     size = np.ptp(dots, axis=0).max() or 1.0
     apart = np.hypot(*(dots[:, None, :2] - dots[None, :, :2]).transpose(2, 0, 1))
     covers = (apart < 0.05 * size) & (dots[None, :, 2] - dots[:, None, 2] > 0.1 * size)

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = Path(recipe.train.out)
         best = f"; best at step {report.best_step}: {out / 'best'}" if report.best_step else ""
         print(
-            f"trained {report.steps} steps at {report.rows_per_second:,.0f} rows/s; last: {out / 'last'}{best}"
+            f"trained {report.steps} steps at {report.samples_per_second:,.0f} samples/s; last: {out / 'last'}{best}"
         )
     PartialState().destroy_process_group()
     return 0

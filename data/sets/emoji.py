@@ -1,7 +1,7 @@
-"""The embedded set: 3,786 emoji pictures with captions in six languages, read from `emoji.zip`.
+"""The embedded set: 3,786 emoji images with captions in six languages, read from `emoji.zip`.
 
-The pack is a plain zip with three members: `README.txt`, `index.jsonl` (one line per picture) and
-`pictures.bin`, the PNG files one after another, stored uncompressed so that a picture is one seek and one
+The pack is a plain zip with three members: `README.txt`, `index.jsonl` (one line per image) and
+`images.bin`, the PNG files one after another, stored uncompressed so that an image is one seek and one
 read. `scripts/pack_emoji.py` builds it; `EMOJI_LICENSE.md` beside it names the sources and licences.
 """
 
@@ -53,7 +53,7 @@ def emoji_concept(base: str) -> str:
     """What a base emoji shows when gender, direction and who is shown are set aside.
 
     "woman firefighter", "man firefighter" and "firefighter" are one concept, and so are all families: their
-    pictures are near twins. The split is made by concept, which is never finer than by base emoji.
+    images are near twins. The split is made by concept, which is never finer than by base emoji.
     """
     parts = [_PEOPLE.get(part, part) for part in base.split("-") if part not in _UNSEEN]
     if len(parts) > 1 and set(parts) <= {"P", "C"}:
@@ -76,7 +76,7 @@ def emoji_captions(label: str, tags: Sequence[str], twin: bool = False) -> list[
     Args:
         label: the emoji's name.
         tags: its keywords.
-        twin: True for a picture with a skin tone.
+        twin: True for an image with a skin tone.
     """
     said = label.casefold()
     rest = ", ".join(tag for tag in tags if tag.casefold() not in said)
@@ -88,10 +88,10 @@ def emoji_captions(label: str, tags: Sequence[str], twin: bool = False) -> list[
 
 @functools.lru_cache(maxsize=2)
 def _index(pack: str) -> tuple[int, list[dict]]:
-    """Where the first picture begins in the pack, and the index's lines."""
+    """Where the first image begins in the pack, and the index's lines."""
     try:
         with zipfile.ZipFile(pack) as archive:
-            member = archive.getinfo("pictures.bin")
+            member = archive.getinfo("images.bin")
             with open(pack, "rb") as file:
                 # The local header repeats name and extra field, with lengths of its own (APPNOTE 4.3.7).
                 file.seek(member.header_offset + 26)
@@ -115,7 +115,7 @@ def open_emoji(split: str | None = None, languages: Sequence[str] = ("en",), ski
     Args:
         split: "train", "validation" or "test"; None for all.
         languages: whose captions to give, of `LANGUAGES`.
-        skin_tones: False leaves out the 1,875 pictures that repeat another with a skin tone.
+        skin_tones: False leaves out the 1,875 images that repeat another with a skin tone.
     """
     languages = (languages,) if isinstance(languages, str) else tuple(languages)
     unknown = [language for language in languages if language not in LANGUAGES]

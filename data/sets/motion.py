@@ -1,7 +1,7 @@
-"""Short clips of known movements: pictures of real things, moved by us, since no package holds labelled film.
+"""Short clips of known movements: images of real things, moved by us, since no package holds labelled film.
 
-A clip is drawn when its row is asked for, from the picture and the row's id alone: the same each time, on any machine,
-and nothing is kept on disk. The thing that moves is on one side of the split, so that a model can't know the movement by
+A clip is drawn when its row is asked for, from the image and the row's id alone: the same each time, on any machine,
+and nothing is kept on disk. The thing that moves is on one side of the split, so that a model cannot know the movement by
 the thing.
 """
 
@@ -40,19 +40,19 @@ def open_motion(
     fro, at rest.
 
     Each row: `id` ("stamps/animals/birds/cockatoo/grow/0"), `video` (uint8 (T, H, W, 3)), `class` (of `MOTIONS`),
-    `object` (the picture's id), `split` (the objects' own). Place, size, angle, speed and the background's two colours are
+    `object` (the image's id), `split` (the objects' own). Place, size, angle, speed and the background's two colours are
     drawn from the id, so that a single frame tells little; every object also wanders a little and trembles. Round things
-    look alike turned and at rest: a few clips can't be told.
+    look alike turned and at rest: a few clips cannot be told.
 
     Args:
         split: "train", "validation" or "test"; None for all.
-        objects: whose pictures: "stamps", "emoji" (with the package; those without skin tones) or "furniture".
+        objects: whose images: "stamps", "emoji" (with the package; those without skin tones) or "furniture".
         takes: clips of each object and movement.
         frames: of a clip, 2 or more.
         size: side of the frames in pixels, 8 or more.
 
     Raises:
-        InputError: an argument is out of its range, or the pictures can't be fetched.
+        InputError: an argument is out of its range, or the images cannot be fetched.
     """
     if objects not in OBJECTS:
         raise InputError(f"motion: found objects={objects!r}, expected one of {', '.join(OBJECTS)}")
@@ -86,7 +86,7 @@ def open_motion(
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Lazy):
-    """A movement of a picture (a path, or bytes behind a handle), drawn when read; `key` decides all that is drawn."""
+    """A movement of an image (a path, or bytes behind a handle), drawn when read; `key` decides all that is drawn."""
 
     picture: object
     motion: str
@@ -103,7 +103,7 @@ def render(thing: Image.Image, motion: str, key: str, frames: int = FRAMES, size
     """Draw a movement.
 
     Args:
-        thing: the picture, RGBA.
+        thing: the image, RGBA.
         motion: of `MOTIONS`.
         key: decides place, size, angle, speed and colours.
         frames: T.
@@ -119,7 +119,7 @@ def render(thing: Image.Image, motion: str, key: str, frames: int = FRAMES, size
         raise InputError(f"motion: found {motion!r}, expected one of {', '.join(MOTIONS)}")
     draw = np.random.default_rng(list(hashlib.sha256(key.encode()).digest()))
     time = np.linspace(-0.5, 0.5, frames)  # the middle of a clip is where nothing has moved yet
-    # every clip draws every number, whatever it moves by: what is drawn doesn't tell the movement
+    # every clip draws every number, whatever it moves by: what is drawn does not tell the movement
     side, angle, way = draw.uniform(0.4, 0.7), draw.uniform(0, 360), draw.uniform(0.7, 1.3)
     x, y = draw.uniform(-0.12, 0.12, 2)
     cycles, phase = draw.uniform(1.0, 2.0), draw.uniform(0, 2 * math.pi)
@@ -167,12 +167,12 @@ def _pasted(
 
 @functools.lru_cache(maxsize=1024)
 def _cut_out(picture: object) -> Image.Image:
-    """A picture as a square of 64 pixels, RGBA, what is round it transparent."""
+    """An image as a square of 64 pixels, RGBA, what is round it transparent."""
     source = picture.read() if isinstance(picture, Lazy) else picture
     try:
         image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source).convert("RGBA")
     except OSError as error:
-        raise InputError(f"{picture}: {error}; expected a picture to move") from error
+        raise InputError(f"{picture}: {error}; expected an image to move") from error
     box = image.getbbox()
     image = image.crop(box) if box else image
     # premultiplied, or colours hidden under transparency would bleed in at the rim

@@ -1,16 +1,16 @@
-"""Questions about real pictures and their answers, made from the annotations of the emoji and of Tux Paint's stamps.
+"""Questions about real images and their answers, made from the annotations of the emoji and of Tux Paint's stamps.
 
 The rule, by kind of question:
 
-- ``"what"``: "What is this?" The answer is the picture's name: the label of an emoji, the first sentence of a stamp's
+- ``"what"``: "What is this?" The answer is the image's name: the label of an emoji, the first sentence of a stamp's
   English caption without its article.
 - ``"group"``: "Which group is this in?" The emoji's group, or the first folder of a stamp.
 - ``"colour"``: "What colour is it?" where the name says one of `COLOURS`.
 - ``"tone"``: "What skin tone is it?" where the name of an emoji says one.
-- ``"which"``: "Which one is of the group G?" and two pictures of one side of the split, one of them of that group;
-  "the first" or "the second". Each picture is asked after once.
+- ``"which"``: "Which one is of the group G?" and two images of one side of the split, one of them of that group;
+  "the first" or "the second". Each image is asked after once.
 
-A skin-tone twin is asked for its tone alone: all else its sibling is asked already. Pictures, and so questions, are on the
+A skin-tone twin is asked for its tone alone: all else its sibling is asked already. Images, and so questions, are on the
 side of the split that their set gives them.
 """
 
@@ -55,8 +55,8 @@ _TONE = re.compile(r"\b(light|medium-light|medium|medium-dark|dark) skin tone\b"
 def open_emoji_questions(split: str | None = None, kinds: Sequence[str] = KINDS) -> Rows:
     """Questions about emoji, or about those of one side of the fixed split.
 
-    Each row: `id`, `kind`, `messages` (a question with its picture or pictures, and its answer), `text` (the question's
-    words and the answer, what a vocabulary is learnt from), `split`.
+    Each row: `id`, `kind`, `messages` (a question with its image or images, and its answer), `text` (the question's
+    words and the answer, what a vocabulary is learned from), `split`.
 
     Args:
         split: "train", "validation" or "test"; None for all.
@@ -97,7 +97,7 @@ def _open(name: str, pictures: Rows, shown: Any, split: str | None, kinds: Seque
 
 
 def _alone(picture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The questions about one picture."""
+    """The questions about one image."""
     tones, colours = set(_TONE.findall(picture["name"])), set(_COLOUR.findall(picture["name"].lower()))
     if not picture["twin"]:
         if picture["name"]:
@@ -110,7 +110,7 @@ def _alone(picture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _pairs(pictures: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Every picture beside the next one of another group, in the order of a hash of their ids."""
+    """Every image beside the next one of another group, in the order of a hash of their ids."""
     order = sorted(pictures, key=lambda p: _hash(p["id"]))
     for i, picture in enumerate(order):
         others = (order[(i + k) % len(order)] for k in range(1, len(order)))

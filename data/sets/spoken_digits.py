@@ -37,13 +37,13 @@ def open_spoken_digits(split: str | None = None) -> Rows:
     Each row: `id` ("f3/7/0": voice, digit, take), `audio` (WAV bytes), `text` ("seven"), `class` ("7"), `voice`, `accent`,
     `split`. Takes differ in accent, speed (120 to 230 words a minute) and pitch, drawn from the row's id. A voice, with
     those that are named as its variants, is on one side of the split, by hash, about 80 / 8 / 12: the test rows' voices
-    aren't heard in training.
+    are not heard in training.
 
     Args:
         split: "train", "validation" or "test"; None for all.
 
     Raises:
-        InputError: espeak-ng isn't there and can't be fetched.
+        InputError: espeak-ng is not there and cannot be fetched.
     """
     records = held(fetch.cached("spoken_digits", _fill))
     for record in records:
@@ -93,14 +93,14 @@ def say(text: str, voice: str = "en-us", speed: int = 165, pitch: int = 50) -> b
         The bytes of a WAV file, mono, 22,050 Hz.
 
     Raises:
-        InputError: espeak-ng isn't there, or doesn't know the voice.
+        InputError: espeak-ng is not there, or does not know the voice.
     """
     program, environment = _program()
     command = [program, "-v", voice, "-s", str(speed), "-p", str(pitch), "--stdout", "--", text]
     done = subprocess.run(command, capture_output=True, env=environment, check=False)
     if done.returncode or len(done.stdout) <= 44:
         said = done.stderr.decode("utf-8", "replace").strip() or "it said nothing"
-        raise InputError(f"espeak-ng can't say {text!r} with the voice {voice!r}: {said}")
+        raise InputError(f"espeak-ng cannot say {text!r} with the voice {voice!r}: {said}")
     return _with_length(done.stdout)
 
 
@@ -116,7 +116,7 @@ def voices() -> Sequence[str]:
     program, environment = _program()
     done = subprocess.run([program, "--voices=variant"], capture_output=True, env=environment, check=False)
     files = [line.split()[-1] for line in done.stdout.decode("utf-8", "replace").splitlines()[1:]]
-    # names with a space can't be asked for on the command line
+    # names with a space cannot be asked for on the command line
     return sorted({f.partition("/")[2] for f in files if f.startswith("!v/")})
 
 
@@ -137,7 +137,7 @@ def _program() -> tuple[str, dict[str, str] | None]:
         folders += sorted({f.parent for f in more.rglob("*.so*")})
         environment, said = _starts(program, folders, data)
     if said:
-        raise InputError(f"{program} doesn't start: {said}. {_WAY_OUT}")
+        raise InputError(f"{program} does not start: {said}. {_WAY_OUT}")
     return str(program), environment
 
 

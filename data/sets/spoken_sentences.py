@@ -57,7 +57,7 @@ def open_spoken_sentences(split: str | None = None) -> Rows:
         split: "train", "validation" or "test"; None for all.
 
     Raises:
-        InputError: espeak-ng isn't there and can't be fetched.
+        InputError: espeak-ng is not there and cannot be fetched.
     """
     rows = Rows(held(fetch.cached("spoken_sentences", _fill)), name="spoken_sentences")
     return rows if split is None else rows.split(split)

@@ -1,7 +1,7 @@
-"""Tux Paint's stamps: captioned pictures, captions in 77 languages, spoken captions in a dozen.
+"""Tux Paint's stamps: captioned images, captions in 77 languages, spoken captions in a dozen.
 
 The Debian package `tuxpaint-stamps-default` (161 MB, GPL-2) is fetched into the cache on first use; it is not
-part of worldtokens. Beside a picture `x.png` lie `x.txt` (first line English, then `fr.utf8=...`),
+part of worldtokens. Beside an image `x.png` lie `x.txt` (first line English, then `fr.utf8=...`),
 `x_desc.ogg` (spoken English), `x_desc_fr.ogg` (spoken French) and `x.ogg` (the noise the thing makes).
 """
 
@@ -30,7 +30,7 @@ def open_stamps(
     drawings: bool = False,
     folder: str | Path | None = None,
 ) -> Rows:
-    """The 785 stamps that are PNG pictures, in order of their paths; with `drawings`, all 950.
+    """The 785 stamps that are PNG images, in order of their paths; with `drawings`, all 950.
 
     Each row: `id` (path below the stamps' folder, no ending), `image` (PNG path), `text` (the captions in
     `languages`, a list), `audio` (paths of the captions spoken in `languages`, a list), `captions` (language -> caption,
@@ -79,7 +79,7 @@ def open_stamps(
 def open_spoken(
     split: str | None = None, languages: Sequence[str] = SPOKEN, folder: str | Path | None = None
 ) -> Rows:
-    """The stamps' captions, a row each: the picture, the words in one language, and the recording of these very words.
+    """The stamps' captions, a row each: the image, the words in one language, and the recording of these very words.
 
     Each row: `id` ("animals/birds/owl fr"), `stamp` (its id in `open_stamps`, shared by the rows that show the same
     thing), `image` (PNG path; rows of stamps that are SVG only lack it), `text`, `audio` (OGG path; captions that nobody
@@ -143,7 +143,7 @@ def _records(root: str) -> tuple[dict, ...]:
         else:
             sounds.setdefault(name, {})["sound"] = str(path)
     records = []
-    # Pictures without captions, such as x_mirror.png, show another stamp from its other side: not rows.
+    # Images without captions, such as x_mirror.png, show another stamp from its other side: not rows.
     for captions in sorted(base.rglob("*.txt")):
         path = next((p for p in map(captions.with_suffix, (".png", ".svg")) if p.is_file()), None)
         if path is None:
@@ -160,7 +160,7 @@ def _records(root: str) -> tuple[dict, ...]:
         records.append(record)
     if not records:
         raise InputError(
-            f"{base}: found no captioned picture, expected Tux Paint's stamps. Remove that folder and open the set "
+            f"{base}: found no captioned image, expected Tux Paint's stamps. Remove that folder and open the set "
             "again, or give folder= an unpacked copy's usr/share/tuxpaint/stamps"
         )
     for record, group in zip(records, kin(map(_kin_keys, records)), strict=True):

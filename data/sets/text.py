@@ -39,7 +39,7 @@ def open_verses(
 
     Each row: `id` ("Gen.1.1"), `en`, `es`, `text` (the first of `languages`), `target` (the second), `book`, `split`.
     Notes and headings are left out. The split is by hash, about 80 / 8 / 12; verses that are
-    the same, word for word, in either language stay on one side. Gospels that retell one another don't count
+    the same, word for word, in either language stay on one side. Gospels that retell one another do not count
     as the same.
 
     Args:

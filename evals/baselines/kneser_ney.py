@@ -30,7 +30,7 @@ class KneserNey:
     ) -> None:
         self.order, self.size = order, vocabulary + 1  # one more: what stands before the start
         if self.size**order >= 2**63:
-            raise ValueError(f"{vocabulary} ids don't fit {order}-grams into 63 bits")
+            raise ValueError(f"{vocabulary} ids do not fit {order}-grams into 63 bits")
         grams, counts = np.unique(self._grams(documents), return_counts=True)
         self.levels = []
         for n in range(order, 0, -1):

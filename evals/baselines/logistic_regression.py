@@ -1,4 +1,4 @@
-"""The least that a classifier has to beat: multinomial logistic regression on features that nobody learnt."""
+"""The least that a classifier has to beat: multinomial logistic regression on features that nobody learned."""
 
 from __future__ import annotations
 

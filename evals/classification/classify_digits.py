@@ -25,7 +25,7 @@ class TimmViT(Classifier):
     """timm's VisionTransformer behind our reading, loss and evaluation: only the network is another.
 
     Args:
-        tokenizer: reads and normalises; its weights aren't used.
+        tokenizer: reads and normalises; its weights are not used.
         classes, label, label_smoothing: as in `Classifier`.
         dim, depth, heads, drop_path: of the network.
     """

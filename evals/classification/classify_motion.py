@@ -1,4 +1,4 @@
-"""Movements in rendered clips, of things that weren't seen in training, beside logistic regression on mean frames."""
+"""Movements in rendered clips, of things that were not seen in training, beside logistic regression on mean frames."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from worldtokens.evals.base import Result
 from worldtokens.evals.baselines.logistic_regression import classes_of, figures, fit_best
 from worldtokens.evals.classification.base import line, picture, read_recipe, train_recipe
 
-ABOUT = "ten movements of real pictures in rendered clips, split by the thing that moves"
+ABOUT = "ten movements of real images in rendered clips, split by the thing that moves"
 
 
 def mean_frames(rows: Sequence) -> Tensor:
-    """(n, F): the mean of each clip's frames, at a quarter of its size so that 3,072 values don't outnumber the clips."""
+    """(n, F): the mean of each clip's frames, at a quarter of its size so that 3,072 values do not outnumber the clips."""
     made = []
     for row in rows:
         frame = torch.from_numpy(row["video"]).float().mean(0) / 255  # (H, W, 3)

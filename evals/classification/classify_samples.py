@@ -18,7 +18,7 @@ FOLDS = 5
 
 
 def check(out: Path, scale: float = 1.0) -> list[Result]:
-    """Each recording is asked once, of a model that didn't hear it."""
+    """Each recording is asked once, of a model that did not hear it."""
     rows = samples.open("samples")
     # folds by hash within each class, so that the smallest ones are in every training set
     order = sorted(

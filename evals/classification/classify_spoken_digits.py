@@ -1,4 +1,4 @@
-"""Spoken digits: learnt from synthetic voices, asked of voices that weren't heard and of a recorded human."""
+"""Spoken digits: learned from synthetic voices, asked of voices that were not heard and of a recorded human."""
 
 from __future__ import annotations
 

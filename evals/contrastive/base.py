@@ -91,7 +91,7 @@ def pair_lines(
 
 
 def speed_line(recipe: Recipe, rows: Rows, model: CLIP, steps: int, task: str) -> Result:
-    """Training rows a second with tokens left out as the recipe says, beside a twin that reads them all.
+    """Training samples/s with tokens left out as the recipe says, beside a twin that reads them all.
 
     Both take the same batches in turns, so that noise of the machine falls on both alike; seconds are processor time.
     """
@@ -126,7 +126,7 @@ def speed_line(recipe: Recipe, rows: Rows, model: CLIP, steps: int, task: str) -
         parameters=sum(p.numel() for p in model.parameters()),
         steps=steps,
         minutes=round(sum(map(sum, seconds.values())) / 60, 1),
-        metric="training rows a second of one core",
+        metric="training samples/s of one core",
         value=rate["some"],
         baseline="all tokens read",
         baseline_value=rate["all"],

@@ -1,4 +1,4 @@
-"""Shapes, pictures and names in one space, on furniture that training never saw, beside linear models of each pair."""
+"""Shapes, images and names in one space, on furniture that training never saw, beside linear models of each pair."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     model, augment = recipe.build(rows)
     once = ReadOnce(model, ("points", "image"))
     test = samples.open("furniture", split="test")
-    if scale < 1:  # a trial doesn't read hundreds of meshes
+    if scale < 1:  # a trial does not read hundreds of meshes
         rows, validation, test = (
             r[:: max(1, round(0.2 / max(scale, 0.02)))] for r in (rows, validation, test)
         )

@@ -1,4 +1,4 @@
-"""Pictures, words and speech in one space, on stamps that training never saw, beside linear models of each pair."""
+"""Images, words and speech in one space, on stamps that training never saw, beside linear models of each pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from worldtokens.tasks.metrics.probe import linear_probe
 from worldtokens.tasks.metrics.retrieval import retrieval_table
 from worldtokens.tokenizers.audio.tokenizer import AudioTokenizer
 
-ABOUT = "pictures, captions in ten languages and speech in one space"
+ABOUT = "images, captions in ten languages and speech in one space"
 RATE = 8000
 
 
@@ -32,7 +32,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     rows, _ = recipe.rows()
     every = (
         1 if scale == 1 else max(1, round(0.5 / max(scale, 0.02)))
-    )  # a trial doesn't read thousands of recordings
+    )  # a trial does not read thousands of recordings
     rows = rows[::every]
     model, augment = recipe.build(rows)
     once = ReadOnce(model, ("image", "audio"))
@@ -60,7 +60,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     ]
     lines.append(
         Result(
-            task="CLIP: linear probe of pictures",
+            task="CLIP: linear probe of images",
             data=f"stamps, {len(pictures)} train / {probes[0].samples[1]} test, {len(probes[0].classes)} folders",
             size=size_of(model),
             parameters=sum(p.numel() for p in model.parameters()),

@@ -1,4 +1,4 @@
-"""Pictures drawn from words, judged by a CLIP that was trained apart, on captions whose pictures training never saw."""
+"""Images drawn from words, judged by a CLIP that was trained apart, on captions whose images training never saw."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worldtokens.figures.sheet import Cell, Row, draw_sheet
 from worldtokens.training.recipe import Recipe
 from worldtokens.training.settings import autocast_type
 
-ABOUT = "pictures drawn from words, judged by a CLIP trained apart"
+ABOUT = "images drawn from words, judged by a CLIP trained apart"
 STEPS, GUIDANCE = 12, 3.0  # of Heun's method
 FAMILIAR = ["green heart", "blue heart", "broken heart", "yellow square", "red circle", "three o’clock"]
 FAMILIAR += [
@@ -41,7 +41,7 @@ HELD_OUT += ["thumbs down", "monkey face", "red triangle pointed up", "crescent 
 
 
 def check(out: Path, scale: float = 1.0) -> list[Result]:
-    """Train the painter and the judge on the same training pictures; draw for the test captions.
+    """Train the painter and the judge on the same training images; draw for the test captions.
 
     Both trainings go on where an earlier start was stopped. Writes the sheet, `sheet.png`, and all figures,
     `figures.json`, into `out`.
@@ -57,7 +57,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     asked = [caption(r) for r in test]
     losses = half(model.evaluate)(test)
     figures = {"losses": losses, "judge": judge.evaluate(test), "minutes": minutes}
-    figures["real pictures"] = agreement(judge, [r["image"] for r in test], asked)
+    figures["real images"] = agreement(judge, [r["image"] for r in test], asked)
     known = [caption(r) for r in rows["train"][:: len(rows["train"]) // len(test)][: len(test)]]
     for name, words, guidance in (
         ("guidance 0", asked, 0.0),
@@ -95,13 +95,13 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
             **facts,
         ),
         Result(
-            task="Diffusion: drawn for captions of unseen pictures",
+            task="Diffusion: drawn for captions of unseen images",
             metric=judged,
             value=found[best],
             baseline="drawn without the words, same noise",
             baseline_value=found["guidance 0"],
             chance=chance,
-            note=f"the judge, a CLIP of its own training, finds {found['real pictures']} % for the real pictures and "
+            note=f"the judge, a CLIP of its own training, finds {found['real images']} % for the real images and "
             f"{found['captions exchanged']} % where captions are exchanged between the drawn",
             **facts,
         ),
@@ -119,7 +119,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
             task="Diffusion: drawn for captions of training",
             metric=judged,
             value=found["training captions"],
-            baseline="captions of unseen pictures",
+            baseline="captions of unseen images",
             baseline_value=found[best],
             chance=chance,
             **facts,
@@ -142,7 +142,7 @@ def caption(row: dict[str, Any]) -> str:
 
 @torch.no_grad()
 def agreement(judge: Any, pictures: Sequence[Any], asked: Sequence[str]) -> dict[str, float]:
-    """How a judge places each picture's own caption among all of them."""
+    """How a judge places each image's own caption among all of them."""
     names = list(dict.fromkeys(asked))
     scores = judge.embed("image", list(pictures)).float() @ judge.embed("text", names).float().T
     own = scores.gather(1, torch.tensor([[names.index(a)] for a in asked])).squeeze(1)
@@ -162,8 +162,8 @@ def draw(paint: Callable, judge: Any, rows: Sequence[dict[str, Any]], out: Path)
     labels = sorted({r["text"][0] for r in rows} | {*FAMILIAR, *HELD_OUT})
     words, lines = judge.embed("text", labels).float(), []
     for title, asked in (
-        ("names of training pictures", FAMILIAR),
-        ("names whose pictures were held out", HELD_OUT),
+        ("names of training images", FAMILIAR),
+        ("names whose images were held out", HELD_OUT),
     ):
         pictures = paint(asked)
         scores = judge.embed("image", pictures).float() @ words.T

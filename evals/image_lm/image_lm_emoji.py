@@ -14,12 +14,12 @@ from worldtokens.evals.base import Result
 from worldtokens.evals.classification.base import percent, read_recipe, trained
 from worldtokens.evals.diffusion.diffusion_emoji import agreement, caption, draw, half, judging
 
-ABOUT = "pictures drawn code by code by a language model, judged by a CLIP trained apart"
+ABOUT = "images drawn code by code by a language model, judged by a CLIP trained apart"
 GUIDANCE = 3.0
 
 
 def check(out: Path, scale: float = 1.0) -> list[Result]:
-    """Train the codes, the model that draws by them and the judge on the same training pictures; draw for the test captions.
+    """Train the codes, the model that draws by them and the judge on the same training images; draw for the test captions.
 
     Each training goes on where an earlier start was stopped. Writes the sheet, `sheet.png`, and all figures,
     `figures.json`, into `out`.
@@ -28,7 +28,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     rows = {s: samples.open("emoji_plain", split=s) for s in ("train", "validation", "test")}
     autoencoder, codes_minutes = trained(codes)
     model, minutes = trained(recipe)
-    side = model.picture.size[0]
+    side = model.image.size[0]
     # the very judge of the check of diffusion: whichever comes first trains it
     judge, _ = trained(judging(out.parent / "diffusion" / "judge", side, scale))
     train_rows, test = rows["train"], [dict(r) | {"text": caption(r)} for r in rows["test"]]
@@ -37,10 +37,10 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     asked, real = [r["text"] for r in test], [r["image"] for r in test]
     kept, bits = autoencoder.evaluate(test), half(model.evaluate)(test)
     figures = {"codes": kept, "bits": bits, "minutes": {"codes": codes_minutes, "model": minutes}}
-    figures["real pictures"] = agreement(judge, real, asked)
-    batch = model.picture.collate([model.picture.read(p) for p in real])
-    figures["real pictures through codes"] = agreement(
-        judge, shown(model.picture.decode(model.picture.encode(batch), dtype=batch["pixels"].dtype)), asked
+    figures["real images"] = agreement(judge, real, asked)
+    batch = model.image.collate([model.image.read(p) for p in real])
+    figures["real images through codes"] = agreement(
+        judge, shown(model.image.decode(model.image.encode(batch), dtype=batch["pixels"].dtype)), asked
     )
     known = [caption(r) for r in train_rows[:: len(train_rows) // len(test)][: len(test)]]
     for name, words, guidance in (
@@ -62,7 +62,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
 
 def recipes(out: Path, scale: float = 1.0) -> tuple[Any, Any]:
     """Of the codes, and of the model that draws by them."""
-    folder = "--model.picture.folder", str(out / "codes" / "last")
+    folder = "--model.image.folder", str(out / "codes" / "last")
     return (
         read_recipe("autoencoder_emoji", out / "codes", scale),
         read_recipe("image_lm_emoji", out / "painter", scale, 0, *folder),
@@ -70,7 +70,7 @@ def recipes(out: Path, scale: float = 1.0) -> tuple[Any, Any]:
 
 
 def shown(pictures: Any) -> list[Image.Image]:
-    """(B, 3, H, W) uint8 -> pictures."""
+    """(B, 3, H, W) uint8 -> images."""
     return [Image.fromarray(p) for p in pictures.permute(0, 2, 3, 1).numpy()]
 
 
@@ -84,7 +84,7 @@ def results(
     used: Sequence[Any],
 ) -> list[Result]:
     """The lines of the table."""
-    front, cfg = model.picture, model.trunk.cfg
+    front, cfg = model.image, model.trunk.cfg
     side, kept, bits = front.size[0], figures["codes"], figures["bits"]
     found = {k: percent(v["R@10"]) for k, v in figures.items() if isinstance(v, dict) and "R@10" in v}
     pair = {
@@ -108,15 +108,15 @@ def results(
             baseline_value=round(1000 * kept["mse_colour"], 2),
             better="lower",
             data=f"emoji at {side} x {side}, {len(used[0].rows()[0]):,} train / {test} test without skin tones",
-            size=f"{front.count} codes of {front.codebook_size}, a picture in {kept['bits'] / 8:.0f} bytes",
+            size=f"{front.count} codes of {front.codebook_size}, an image in {kept['bits'] / 8:.0f} bytes",
             parameters=sum(p.numel() for p in autoencoder.front.codec.parameters()),
             steps=used[0].train.steps,
             minutes=round(figures["minutes"]["codes"], 1),
             note=f"values in [0, 1]; {percent(kept['used'])} % of the codes in use, {kept['psnr']:.1f} dB",
         ),
         Result(
-            task="ImageLM: codes of unseen pictures from their captions",
-            metric="bits a code",
+            task="ImageLM: codes of unseen images from their captions",
+            metric="bits per code",
             value=round(bits["bits_per_code"], 3),
             baseline="the same model with the next row's caption",
             baseline_value=round(bits["bits_shuffled"], 3),
@@ -125,12 +125,12 @@ def results(
             **pair,
         ),
         Result(
-            task="ImageLM: drawn for captions of unseen pictures",
+            task="ImageLM: drawn for captions of unseen images",
             value=found[best],
             baseline="drawn without the words, same seeds",
             baseline_value=found["guidance 0"],
-            note=f"the judge, a CLIP of its own training, finds {found['real pictures']} % for the real pictures, "
-            f"{found['real pictures through codes']} % for these rebuilt from their codes, and {found['captions exchanged']} % "
+            note=f"the judge, a CLIP of its own training, finds {found['real images']} % for the real images, "
+            f"{found['real images through codes']} % for these rebuilt from their codes, and {found['captions exchanged']} % "
             "where captions are exchanged between the drawn",
             **judged,
         ),
@@ -145,7 +145,7 @@ def results(
         Result(
             task="ImageLM: drawn for captions of training",
             value=found["training captions"],
-            baseline="captions of unseen pictures",
+            baseline="captions of unseen images",
             baseline_value=found[best],
             **judged,
         ),

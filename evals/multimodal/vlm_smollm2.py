@@ -1,4 +1,4 @@
-"""A published language model that learns to see with its weights as they are: held-out pictures, and plain questions as before."""
+"""A published language model that learns to see with its weights as they are: held-out images, and plain questions as before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worldtokens.evals.classification.base import percent, read_recipe, train_re
 from worldtokens.evals.multimodal.vqa_emoji import exchanged, unshown
 from worldtokens.pretrained.published import language_model
 
-ABOUT = "SmolLM2-135M, frozen, answers questions about held-out emoji pictures; plain questions as before"
+ABOUT = "SmolLM2-135M, frozen, answers questions about held-out emoji images; plain questions as before"
 PLAIN = (
     "What is the capital of France?",
     "Name a fruit that is yellow.",
@@ -38,23 +38,23 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
         seen, other = (model.evaluate(some, 16, max_new_tokens=8) for some in (test, exchanged(test)))
         absent = model.evaluate(unshown(test), 16, max_new_tokens=0)
     facts = {
-        "task": "MultimodalLM: SmolLM2-135M frozen, questions about pictures",
+        "task": "MultimodalLM: SmolLM2-135M frozen, questions about images",
         "data": f"emoji_questions, {report.steps * recipe.train.batch_size:,} of {len(rows):,} train / {len(test)} test",
-        "size": "SmolLM2-135M as published; encoder 160 wide, 3 deep; Resampler, 4 latents a picture",
+        "size": "SmolLM2-135M as published; encoder 160 wide, 3 deep; Resampler, 4 latents an image",
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": report.steps,
         "minutes": round(report.seconds / 60, 1),
-        "baseline": "the same model, pictures exchanged between questions of a kind",
+        "baseline": "the same model, images exchanged between questions of a kind",
     }
     plain = f"plain questions answered as before: {sum(alike)} of {len(alike)}, logits differ by {float(moved):.1g} at most"
-    learnt = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return [
         Result(
             metric="loss, nats a token of the answer",
             value=round(seen["loss"], 3),
             baseline_value=round(other["loss"], 3),
             better="lower",
-            note=f"without pictures {absent['loss']:.3f}; {learnt:,} of the parameters are trained; {plain}",
+            note=f"without images {absent['loss']:.3f}; {learned:,} of the parameters are trained; {plain}",
             **facts,
         ),
         Result(

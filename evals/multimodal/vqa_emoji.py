@@ -1,4 +1,4 @@
-"""Questions about pictures unlike any in training, beside the same model trained and asked without the pictures."""
+"""Questions about images unlike any in training, beside the same model trained and asked without the images."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from worldtokens.evals.classification.base import percent, read_recipe, train_me
 from worldtokens.tasks.multimodal.interleave import gold
 from worldtokens.tasks.multimodal.model import MultimodalLM
 
-ABOUT = "questions about held-out emoji pictures, beside the same model trained without the pictures"
+ABOUT = "questions about held-out emoji images, beside the same model trained without the images"
 TITLES = {
     "what": "what it is, word for word",
     "group": "which of ten groups",
     "colour": "what colour",
     "tone": "which of five skin tones",
-    "which": "which of two pictures",
+    "which": "which of two images",
 }
 
 
 def check(out: Path, scale: float = 1.0) -> list[Result]:
-    """One training with and one without pictures."""
+    """One training with and one without images."""
     recipe = read_recipe("vqa_emoji", out / "seeing", scale)
     rows, _ = recipe.rows()
     test = samples.open("emoji_questions", split="test")
@@ -35,30 +35,30 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     moved = by_kind(model, exchanged(test))["all"]
     facts = {
         "data": f"emoji_questions, {len(rows):,} train / {len(test):,} test, split by what is shown",
-        "size": f"language model {model.language.trunk.dim} wide, {model.language.trunk.cfg.depth} deep; pictures' encoder "
+        "size": f"language model {model.language.trunk.dim} wide, {model.language.trunk.cfg.depth} deep; images' encoder "
         f"{model.encoders['image'].dim} wide, {model.encoders['image'].cfg.depth} deep; Projector",
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": report.steps,
         "minutes": round(report.seconds / 60, 1),
-        "baseline": "the same model trained without pictures",
+        "baseline": "the same model trained without images",
     }
     results = [
         Result(
-            task="MultimodalLM: questions about pictures",
+            task="MultimodalLM: questions about images",
             metric="loss, nats a token of the answer",
             value=round(seen["all"]["loss"], 3),
             baseline_value=round(unseen["all"]["loss"], 3),
             better="lower",
-            note=f"with pictures exchanged between rows {moved['loss']:.3f}",
+            note=f"with images exchanged between rows {moved['loss']:.3f}",
             **facts,
         )
     ]
     for kind, figures in seen.items():
         asked = len(test) if kind == "all" else len(of_kind(test, kind))
-        title = "questions about pictures" if kind == "all" else TITLES[kind]
+        title = "questions about images" if kind == "all" else TITLES[kind]
         note = f"{asked} questions; loss {figures['loss']:.3f} against {unseen[kind]['loss']:.3f}"
         if kind == "all":
-            note += f"; with pictures exchanged between rows {percent(moved['exact'])} % right"
+            note += f"; with images exchanged between rows {percent(moved['exact'])} % right"
         results.append(
             Result(
                 task=f"MultimodalLM: {title}",
@@ -90,12 +90,12 @@ def of_kind(rows: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, A
 
 
 def unshown(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
-    """The same questions with their pictures taken out."""
+    """The same questions with their images taken out."""
     return [_with(rows[i], []) for i in range(len(rows))]
 
 
 def exchanged(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
-    """The same questions, each with the pictures of another one of its kind that has another answer, where there is one."""
+    """The same questions, each with the images of another one of its kind that has another answer, where there is one."""
     out = []
     for kind in dict.fromkeys(rows[i]["kind"] for i in range(len(rows))):
         some = of_kind(rows, kind)
@@ -111,7 +111,7 @@ def _pictures(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _with(row: Mapping[str, Any], pictures: Sequence[Any]) -> dict:
-    """A row with these pictures in the places of its own, or without any."""
+    """A row with these images in the places of its own, or without any."""
     left, messages = list(pictures), []
     for message in row["messages"]:
         content = message["content"]

@@ -1,4 +1,4 @@
-"""Captions of pictures unlike any in training, beside the nearest picture's caption and a model that sees none."""
+"""Captions of images unlike any in training, beside the nearest image's caption and a model that sees none."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from worldtokens.figures.attention import attention_figure
 from worldtokens.tasks.metrics.text import text_scores
 from worldtokens.tasks.seq2seq.model import EncoderDecoder
 
-ABOUT = (
-    "captions: names of held-out emoji and stamps, beside the nearest picture's and a model without pictures"
-)
+ABOUT = "captions: names of held-out emoji and stamps, beside the nearest image's and a model without images"
 
 
 def check(out: Path, scale: float = 1.0) -> list[Result]:
-    """One training with and one without pictures on emoji, one on stamps; a figure of where words look in `out`."""
+    """One training with and one without images on emoji, one on stamps; a figure of where words look in `out`."""
     results = []
     for source, title in (("emoji", "emoji"), ("stamps", "stamps (photos and drawings)")):
         words = ["--data.train.source", source, "--data.validation.source", source]
@@ -42,7 +40,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
             "steps": report.steps,
             "minutes": round(report.seconds / 60, 1),
         }
-        beside = "caption of the nearest training picture, by pixels"
+        beside = "caption of the nearest training image, by pixels"
         results += [
             Result(
                 task=f"Captioner: {title}",
@@ -55,14 +53,14 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
                 **facts,
             ),
         ]
-        baseline, beside = exchanged, "the same model, pictures exchanged between rows"
+        baseline, beside = exchanged, "the same model, images exchanged between rows"
         if source == "emoji":
             bare, augment = recipe.build(rows)
             blind = read_recipe("caption_emoji", out / "blind", scale, 0, *words)
             train_measured(bare, without(rows, "image"), None, blind, augment)
             baseline, beside = (
                 loss_with(bare, without(test, "image")),
-                "the same model trained without pictures",
+                "the same model trained without images",
             )
             attention_figure(
                 model, [r["image"] for r in test[:: max(1, len(test) // 8)][:8]], out / "attention.png"
@@ -70,12 +68,12 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
         results.append(
             Result(
                 task=f"Captioner: {title}",
-                metric="loss, nats an id",
+                metric="loss, nats per token",
                 value=round(figures["loss"], 3),
                 baseline=beside,
                 baseline_value=round(baseline, 3),
                 better="lower",
-                note=f"with pictures exchanged between rows {exchanged:.3f}",
+                note=f"with images exchanged between rows {exchanged:.3f}",
                 **facts,
             )
         )
@@ -120,7 +118,7 @@ def loss_with(model: EncoderDecoder, rows: Sequence[Mapping]) -> float:
 
 
 def nearest_captions(train: Sequence[Mapping], test: Sequence[Mapping]) -> list[str]:
-    """For each test picture the first caption of the training picture that is nearest in colour, 16 x 16 places."""
+    """For each test image the first caption of the training image that is nearest in colour, 16 x 16 places."""
     from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
 
     front = ImageTokenizer(dim=8, patch=16, size=64, draft=False)
@@ -131,7 +129,7 @@ def nearest_captions(train: Sequence[Mapping], test: Sequence[Mapping]) -> list[
 
 
 def _pixels(front: Any, rows: Sequence[Mapping]) -> Tensor:
-    """(n, 768): small pictures, flat."""
+    """(n, 768): small images, flat."""
     small = []
     for row in rows:
         raw = front.read(row["image"])[None].float() / 255

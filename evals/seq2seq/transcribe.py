@@ -80,7 +80,7 @@ def _measure(
                 **facts,
             ),
             Result(
-                metric="loss, nats an id",
+                metric="loss, nats per token",
                 value=round(figures["loss"], 3),
                 baseline="the same model, sounds exchanged between rows",
                 baseline_value=round(exchanged, 3),

@@ -15,7 +15,7 @@ from worldtokens.evals.seq2seq.caption import exchange, held_rows, loss_with, si
 from worldtokens.figures.attention import alignment_figure
 from worldtokens.tasks.metrics.text import text_scores
 
-ABOUT = "translation: three kinds of trunks on Bible verses, beside a learnt dictionary; BLEU by length"
+ABOUT = "translation: three kinds of trunks on Bible verses, beside a learned dictionary; BLEU by length"
 KINDS = {
     "translate_verses": "Transformer",
     "translate_verses_bahdanau": "GRU with additive attention",
@@ -114,7 +114,7 @@ def length_figure(curves: Mapping[str, Mapping[str, float]], path: Path) -> Path
 
 
 class Dictionary:
-    """The likeliest translation of every word, learnt by IBM model 1 (Brown et al. 1993), word order kept.
+    """The likeliest translation of every word, learned by IBM model 1 (Brown et al. 1993), word order kept.
 
     Args:
         pairs: (source, target) sentences.

@@ -1,7 +1,7 @@
 """The header of a .gguf file, and its tensors one at a time.
 
 Values and tensor descriptions are plain little-endian structures (the specification is ggml's docs/gguf.md); packed
-weights are unpacked by the `gguf` library. Its own reader takes 3.4 s for a vocabulary of 49,152 and doesn't say which
+weights are unpacked by the `gguf` library. Its own reader takes 3.4 s for a vocabulary of 49,152 and does not say which
 tensor a shortened file lacks, so the header is read here: 0.1 s, every length checked against the file.
 """
 
@@ -45,7 +45,7 @@ class GGUFFile:
         path: of the file.
 
     Raises:
-        InputError: it isn't one, is cut off, or holds a kind of packing that `gguf` doesn't know; named.
+        InputError: it is not one, is cut off, or holds a kind of packing that `gguf` does not know; named.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -59,11 +59,11 @@ class GGUFFile:
         try:
             with open(self.path, "rb") as f:
                 self._data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as e:  # an empty file can't be mapped
-            raise InputError(f"{path} can't be read: {e}") from e
+        except (OSError, ValueError) as e:  # an empty file cannot be mapped
+            raise InputError(f"{path} cannot be read: {e}") from e
         self._at, self._doing = 0, "its beginning"
         if self._data[:4] != MAGIC:
-            raise InputError(f"{path} isn't a .gguf file: it begins with {self._data[:4]!r}")
+            raise InputError(f"{path} is not a .gguf file: it begins with {self._data[:4]!r}")
         self._at = 4
         version = self._scalar("I")
         if version not in VERSIONS:
@@ -96,11 +96,11 @@ class GGUFFile:
                 block, packed = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(kind)]
             except (KeyError, ValueError):
                 raise self._bad(
-                    f"tensor {name!r} is packed in a way ({kind}) that gguf doesn't know"
+                    f"tensor {name!r} is packed in a way ({kind}) that gguf does not know"
                 ) from None
             elements = int(np.prod(shape, dtype=object)) if shape else 1
             if not shape or shape[-1] % block:
-                raise self._bad(f"tensor {name!r} of shape {shape} isn't made of blocks of {block}")
+                raise self._bad(f"tensor {name!r} of shape {shape} is not made of blocks of {block}")
             size = elements // block * packed
             if start + offset + size > len(self._data):
                 raise InputError(
@@ -121,7 +121,7 @@ class GGUFFile:
         try:
             out = self._gguf.dequantize(raw.reshape(*place.shape[:-1], -1), kind)
         except NotImplementedError as e:
-            raise self._bad(f"tensor {name!r} is packed as {kind.name}, which gguf can't unpack") from e
+            raise self._bad(f"tensor {name!r} is packed as {kind.name}, which gguf cannot unpack") from e
         return torch.from_numpy(np.ascontiguousarray(out.reshape(place.shape), dtype=np.float32))
 
     def __iter__(self) -> Iterator[str]:
@@ -130,7 +130,7 @@ class GGUFFile:
     # ---- the header's parts ------------------------------------------------------------------------------------
 
     def _bad(self, what: str) -> InputError:
-        return InputError(f"{self.path} is damaged or of a kind that isn't known: {what}")
+        return InputError(f"{self.path} is damaged or of a kind that is not known: {what}")
 
     def _take(self, size: int) -> int:
         """Go on by `size` bytes; gives where they begin."""
@@ -152,7 +152,7 @@ class GGUFFile:
         try:
             return self._data[at : at + size].decode()
         except UnicodeDecodeError as e:
-            raise self._bad(f"{self._doing} isn't UTF-8") from e
+            raise self._bad(f"{self._doing} is not UTF-8") from e
 
     def _value(self, kind: int) -> Any:
         if kind in SCALARS:

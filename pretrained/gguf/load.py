@@ -71,13 +71,13 @@ def convert_gguf(path: str | Path, tokenizer: Any = None) -> LanguageModel:
 
     Raises:
         InputError: the file is damaged or cut off, or holds an architecture, a vocabulary, a setting or a tensor that
-            isn't supported, or lacks one; named.
+            is not supported, or lacks one; named.
     """
     file = GGUFFile(path)
     kind = file.values.get("general.architecture")
     source = Source(str(path), str(kind))
     if kind not in ARCHITECTURES:
-        raise source.refuse(f"this architecture isn't supported, {', '.join(ARCHITECTURES)} are")
+        raise source.refuse(f"this architecture is not supported, {', '.join(ARCHITECTURES)} are")
     config = settings(file, source)
     _agree(file, config, source)
     return llama(config, _weights(file, config), words(file, source, tokenizer), source, TABLE).eval()
@@ -92,7 +92,7 @@ def settings(file: GGUFFile, source: Source) -> dict[str, Any]:
 
     for name, allowed in EXPECTED.items():
         if told(name) is not None and told(name) not in allowed:
-            raise source.refuse(f"{kind}.{name}={told(name)!r} isn't supported, {allowed[0]!r} is")
+            raise source.refuse(f"{kind}.{name}={told(name)!r} is not supported, {allowed[0]!r} is")
     config: dict[str, Any] = {"model_type": kind}
     for table in (SETTINGS, OPTIONAL):
         for name, ours in table.items():
@@ -106,7 +106,7 @@ def settings(file: GGUFFile, source: Source) -> dict[str, Any]:
             raise source.refuse(f"{name} is {config[name]!r}, expected one whole number for all layers")
     if "token_embd.weight" not in file.places:
         raise source.refuse("missing token_embd.weight")
-    # the header's vocab_size is optional, the embedding isn't
+    # the header's vocab_size is optional, the embedding is not
     config["vocab_size"] = file.places["token_embd.weight"].shape[0]
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     turned = told("rope.dimension_count")
@@ -148,7 +148,7 @@ def _scaling(factors: Tensor, config: dict[str, Any], source: Source) -> dict[st
     found = (float(factors.max()), 1.0, 4.0, 8192.0)
     right = factors.shape == freq.shape and torch.allclose(freq / stretched(freq, found), factors, rtol=1e-3)
     if not right:
-        raise source.refuse(f"{FREQUENCIES} isn't Llama 3.1's (low 1, high 4, original length 8,192)")
+        raise source.refuse(f"{FREQUENCIES} is not Llama 3.1's (low 1, high 4, original length 8,192)")
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return {"rope_type": "llama3", **dict(zip(names, found, strict=True))}
 

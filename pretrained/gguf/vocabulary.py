@@ -35,14 +35,14 @@ def words(file: GGUFFile, source: Source, given: Any = None) -> Words:
         given: what `from_hf` takes as `tokenizer`, or None.
 
     Raises:
-        InputError: the header holds another kind of vocabulary, or cuts text in a way that isn't known.
+        InputError: the header holds another kind of vocabulary, or cuts text in a way that is not known.
     """
     told = _told(file)
     if given is not None:
         rust = open_vocabulary(getattr(given, "backend_tokenizer", given))
     elif told.get("ggml.model") not in KINDS:
         raise source.refuse(
-            f"a vocabulary of the kind {told.get('ggml.model')!r} isn't supported, {' and '.join(KINDS)} are: give "
+            f"a vocabulary of the kind {told.get('ggml.model')!r} is not supported, {' and '.join(KINDS)} are: give "
             "tokenizer=, such as the path of its tokenizer.json"
         )
     else:
@@ -52,7 +52,7 @@ def words(file: GGUFFile, source: Source, given: Any = None) -> Words:
         i = told.get(f"ggml.{key}_token_id")
         name = None if i is None else rust.id_to_token(i)
         if i is not None and name is None:
-            raise source.refuse(f"tokenizer.ggml.{key}_token_id is {i}, which the vocabulary hasn't")
+            raise source.refuse(f"tokenizer.ggml.{key}_token_id is {i}, which the vocabulary has not")
         return name
 
     # where nothing is said, llama.cpp puts a start token before texts of these two kinds alone
@@ -82,12 +82,12 @@ def _vocabulary(told: dict[str, Any], source: Source) -> tokenizers.Tokenizer:
     except InputError:
         raise
     except Exception as e:  # the Rust side raises plain Exception
-        raise source.refuse(f"the header's vocabulary isn't byte pairs: {e}") from e
+        raise source.refuse(f"the header's vocabulary is not byte pairs: {e}") from e
     for kind, special in ((UNKNOWN, True), (CONTROL, True), (USER_DEFINED, False)):
         added = [t for t, k in zip(tokens, kinds, strict=True) if k == kind]
         rust.add_tokens([AddedToken(t, special=special, normalized=False) for t in added])
     if len(rust.get_vocab()) != len(tokens):
-        raise source.refuse("the header's added tokens aren't all in its vocabulary")
+        raise source.refuse("the header's added tokens are not all in its vocabulary")
     return rust
 
 
@@ -97,7 +97,7 @@ def _byte_level(
     cut = told.get("ggml.pre", "gpt-2")
     if cut not in CUTS:
         raise source.refuse(
-            f"text cut by {cut!r} isn't supported, {', '.join(CUTS)} are: give tokenizer=, such as the path of its "
+            f"text cut by {cut!r} is not supported, {', '.join(CUTS)} are: give tokenizer=, such as the path of its "
             "tokenizer.json"
         )
     if "ggml.merges" not in told:
@@ -127,7 +127,7 @@ def _pieces(
     names = list(vocab)
     plain = {t for t, k in zip(names, kinds, strict=True) if k == NORMAL}
     pairs = []
-    for token in plain:  # control tokens aren't joined from letters, whatever their names
+    for token in plain:  # control tokens are not joined from letters, whatever their names
         for at in range(1, len(token)):
             left, right = token[:at], token[at:]
             if left in plain and right in plain:

@@ -1,9 +1,9 @@
 """BERT's family as `Encoder`: BERT, MiniLM, RoBERTa, XLM-R, DistilBERT, and sentence-transformers' folders of them.
 
 All are post-norm blocks behind a normed sum of word, place and part vectors. RoBERTa counts places from its padding id
-+ 1; the rows before are never read by text and aren't carried. A BERT's pooler (a map and tanh of the first token) is its
++ 1; the rows before are never read by text and are not carried. A BERT's pooler (a map and tanh of the first token) is its
 vector, unless a sentence-transformers folder tells another way: then its pooling, map and unit length are taken, as
-that library does, and the pooler, which it doesn't read either, is left out.
+that library does, and the pooler, which it does not read either, is left out.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _plain(weights: Mapping[str, Tensor], prefix: str, source: Source) -> dict[s
             key = key.removesuffix(old) + new if key.endswith(old) else key
         if key == "embeddings.position_ids":
             if not torch.equal(value.flatten().long(), torch.arange(value.numel())):
-                raise source.refuse("its position_ids don't count from 0")
+                raise source.refuse("its position_ids do not count from 0")
             continue
         out[key] = value
     return out
@@ -209,7 +209,7 @@ def _words(config: Mapping[str, Any], source: Source) -> dict[str, Any]:
 
 
 def _steps(source: Source) -> dict[str, Any]:
-    """What a sentence-transformers folder does behind the trunk, as arguments of `Encoder`; {} where it isn't one."""
+    """What a sentence-transformers folder does behind the trunk, as arguments of `Encoder`; {} where it is not one."""
     listed = source.read("modules.json")
     pooling = source.read("1_Pooling/config.json")
     if listed is None and pooling is None:
@@ -244,7 +244,7 @@ def _steps(source: Source) -> dict[str, Any]:
 def _pooling(config: Mapping[str, Any], source: Source) -> str:
     asked = [k for k, v in config.items() if k.startswith("pooling_mode_") and v]
     if len(asked) != 1 or asked[0] not in POOLINGS:
-        raise source.refuse(f"pooling by {asked} isn't supported; one of {', '.join(POOLINGS)} is")
+        raise source.refuse(f"pooling by {asked} is not supported; one of {', '.join(POOLINGS)} is")
     return POOLINGS[asked[0]]
 
 

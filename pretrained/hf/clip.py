@@ -1,7 +1,7 @@
 """Hugging Face's CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023): both towers a `CLIP`, one alone an `Encoder`.
 
-CLIP's texts are read at their own length, since padding behind the end token can't change it; SigLIP's are filled up, as it
-was trained. A picture's class token has its own position added into it. Tokens of a CLIP picture tower are normed by the
+CLIP's texts are read at their own length, since padding behind the end token cannot change it; SigLIP's are filled up, as it
+was trained. An image's class token has its own position added into it. Tokens of a CLIP image tower are normed by the
 norm that transformers applies to the class token alone; the vectors are the same.
 """
 
@@ -169,7 +169,7 @@ def _counts(key: str, value: Tensor, source: Source) -> bool:
     if not key.endswith("embeddings.position_ids"):
         return False
     if not torch.equal(value.flatten().long(), torch.arange(value.numel())):
-        raise source.refuse(f"its {key} don't count from 0")
+        raise source.refuse(f"its {key} do not count from 0")
     return True
 
 
@@ -288,5 +288,5 @@ def _image(
         front,
         trunk,
         how,
-        mapping.rename(mapping.join(weights, JOINED), VISION, f"{source.name} (picture tower)"),
+        mapping.rename(mapping.join(weights, JOINED), VISION, f"{source.name} (image tower)"),
     )

@@ -196,7 +196,7 @@ def _trunk(source: Source, dim: int, depth: int, heads: int, **settings: Any) ->
         with torch.device("meta"):  # no memory and no random numbers for what is filled anyway
             return Transformer(dim, depth, heads, **settings)
     except ValueError as e:
-        raise source.refuse(f"its config can't be built: {e}") from e
+        raise source.refuse(f"its config cannot be built: {e}") from e
 
 
 def same_depth(names: Iterable[str], layers: str, depth: Any, source: Source) -> None:
@@ -225,7 +225,7 @@ def _window(c: Mapping[str, Any], kind: str, source: Source) -> int | None:
     if layers == {"full_attention"}:
         return None
     if len(layers) > 1 or layers - {"sliding_attention"}:
-        raise source.refuse(f"layers of several kinds ({', '.join(sorted(layers))}) aren't supported")
+        raise source.refuse(f"layers of several kinds ({', '.join(sorted(layers))}) are not supported")
     return window
 
 
@@ -235,11 +235,11 @@ def _rope(c: Mapping[str, Any], source: Source) -> dict[str, Any]:
     theta = float(told.get("rope_theta") or c.get("rope_theta") or 10000.0)
     how = told.get("rope_type", told.get("type", "default"))
     if told.get("partial_rotary_factor", 1.0) != 1.0:
-        raise source.refuse(f"partial_rotary_factor={told['partial_rotary_factor']} isn't supported, 1.0 is")
+        raise source.refuse(f"partial_rotary_factor={told['partial_rotary_factor']} is not supported, 1.0 is")
     if how == "default":
         return {"rope_theta": theta}
     if how != "llama3":
-        raise source.refuse(f"rope_type={how!r} isn't supported, 'default' and 'llama3' are")
+        raise source.refuse(f"rope_type={how!r} is not supported, 'default' and 'llama3' are")
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     absent = [n for n in names if n not in told]
     if absent:
@@ -257,7 +257,7 @@ def _plain(
     head = out.get("lm_head.weight")
     if tied and head is not None:
         if embedding not in out or not torch.equal(head, out[embedding]):
-            raise source.refuse("tie_word_embeddings is true, but lm_head.weight isn't the embedding")
+            raise source.refuse("tie_word_embeddings is true, but lm_head.weight is not the embedding")
         del out["lm_head.weight"]
     return out
 

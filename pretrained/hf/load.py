@@ -1,7 +1,7 @@
 """Hugging Face's models as ours: the same numbers from the same weights. One module a family, one table of names each.
 
 A family is found by `config.model_type`. Its converter takes (config, weights, source) and gives a model of worldtokens;
-what it doesn't know, a setting, a class or a weight, it refuses by name.
+what it does not know, a setting, a class or a weight, it refuses by name.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ def from_hf(
     Args:
         source: a folder that `save_pretrained` wrote, a published name (``"sentence-transformers/all-MiniLM-L6-v2"``,
             downloaded), a live model of transformers, or a .gguf file. A folder is read without transformers.
-        tokenizer: the vocabulary, where the source doesn't bring it: a fast tokenizer of transformers, a
+        tokenizer: the vocabulary, where the source does not bring it: a fast tokenizer of transformers, a
             `tokenizers.Tokenizer`, or the path of a tokenizer.json. A live BERT without any reads numbers: ``"101 2054
             102"``.
-        processor: how pictures are prepared, where the source doesn't tell: an image processor of transformers, or the
+        processor: how images are prepared, where the source does not tell: an image processor of transformers, or the
             dict of a preprocessor_config.json.
         ignore: patterns of weights to leave out, such as ``"cls.*"``, a masked language model's head. Nothing else
             is left out; a pattern that matches nothing is an error.
 
     Returns:
-        The model in eval mode, on the CPU, float32. Dropout isn't carried.
+        The model in eval mode, on the CPU, float32. Dropout is not carried.
 
     Raises:
-        InputError: the source can't be found, or is an architecture, a setting or a weight that isn't supported; named.
+        InputError: the source cannot be found, or is an architecture, a setting or a weight that is not supported; named.
     """
     if not isinstance(source, nn.Module) and Path(source).suffix in FILES:
         if not Path(source).is_file():

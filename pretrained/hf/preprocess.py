@@ -1,7 +1,7 @@
-"""How transformers' models prepare a picture, as arguments of `ImageTokenizer`.
+"""How transformers' models prepare an image, as arguments of `ImageTokenizer`.
 
 What is computed is what the processors compute from Pillow's resize; transformers' default ones resize with torchvision,
-whose 8-bit values may differ by a level. Transparency is laid on white here and dropped there; a side that isn't a
+whose 8-bit values may differ by a level. Transparency is laid on white here and dropped there; a side that is not a
 multiple of the patch is filled up here and cut there.
 """
 
@@ -40,15 +40,15 @@ EXPECTED = {
 
 
 def look(source: Source, family: str, side: int | tuple[int, int]) -> dict[str, Any]:
-    """Arguments of `ImageTokenizer` that tell how pictures are prepared.
+    """Arguments of `ImageTokenizer` that tell how images are prepared.
 
     Args:
         source: where the model comes from; its preprocessing is read, or else the family's usual is taken.
         family: of `PROCESSORS`.
-        side: of the model's pictures, where nothing else is told.
+        side: of the model's images, where nothing else is told.
 
     Raises:
-        InputError: a step that isn't supported; named.
+        InputError: a step that is not supported; named.
     """
     usual = PROCESSORS[family]
     told = {k: v for k, v in (source.preprocessing or {}).items() if v is not None}
@@ -59,7 +59,7 @@ def look(source: Source, family: str, side: int | tuple[int, int]) -> dict[str, 
     sizes = _size(steps["size"] if "size" in told else side, usual["size"], source)
     out = _crop(sizes, steps, side, source)
     if int(steps["resample"]) not in FILTERS:
-        raise source.refuse(f"resample={steps['resample']} isn't supported; {sorted(FILTERS)} are")
+        raise source.refuse(f"resample={steps['resample']} is not supported; {sorted(FILTERS)} are")
     normal = steps.get("do_normalize", True)
     return out | {
         "interpolation": FILTERS[int(steps["resample"])],
@@ -82,7 +82,7 @@ def _size(size: Any, usual: str, source: Source) -> int | tuple[int, int]:
         return size["shortest_edge"]
     if set(size) == {"height", "width"}:
         return size["height"], size["width"]
-    raise source.refuse(f"pictures of size {size} aren't supported; height and width, or shortest_edge are")
+    raise source.refuse(f"images of size {size} are not supported; height and width, or shortest_edge are")
 
 
 def _fields(size: Any) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _crop(
     """`size`, `resize` and `crop` of `ImageTokenizer`."""
     if not steps.get("do_center_crop"):
         if isinstance(size, int):
-            raise source.refuse("pictures resized by their shorter edge and not cut aren't supported")
+            raise source.refuse("images resized by their shorter edge and not cut are not supported")
         return {"size": size, "resize": "squash"}
     cut = steps.get("crop_size", size if isinstance(size, tuple) else side)
     cut = (cut, cut) if isinstance(cut, int) else cut
@@ -105,19 +105,19 @@ def _crop(
     if isinstance(size, int):
         size, mode = (size, size), "crop"
         if cut[0] != cut[1]:
-            raise source.refuse(f"a cut of {cut} from pictures resized by their shorter edge isn't supported")
+            raise source.refuse(f"a cut of {cut} from images resized by their shorter edge is not supported")
     else:
         mode = "squash"
     if cut[0] > size[0] or cut[0] * size[1] != cut[1] * size[0]:
-        raise source.refuse(f"a cut of {cut} from {size} isn't supported: expected a share of both sides")
+        raise source.refuse(f"a cut of {cut} from {size} is not supported: expected a share of both sides")
     share = cut[0] / size[0]
-    while math.floor(cut[0] / share) < size[0]:  # rounding mustn't lose a pixel
+    while math.floor(cut[0] / share) < size[0]:  # rounding must not lose a pixel
         share = math.nextafter(share, 0.0)
     return {"size": cut, "resize": mode, "crop": share}
 
 
 def grid(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(patch, rows and columns of the table of positions) of a picture tower."""
+    """(patch, rows and columns of the table of positions) of an image tower."""
     picture, patch = (
         (v, v) if isinstance(v, int) else tuple(v) for v in (config["image_size"], config["patch_size"])
     )

@@ -83,7 +83,7 @@ class Source:
         try:
             return json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError) as e:
-            raise InputError(f"{path} isn't JSON: {e}") from e
+            raise InputError(f"{path} is not JSON: {e}") from e
 
     @functools.cached_property
     def vocabulary(self) -> tokenizers.Tokenizer | None:
@@ -108,7 +108,7 @@ class Source:
 
     @property
     def preprocessing(self) -> dict[str, Any] | None:
-        """How pictures or sounds are prepared: the processor given, or the folder's preprocessor_config.json."""
+        """How images or sounds are prepared: the processor given, or the folder's preprocessor_config.json."""
         given = self.processor
         if given is None:
             found = self.read("preprocessor_config.json")
@@ -138,30 +138,30 @@ class Source:
             allowed: setting -> its value, or a tuple of the values that are taken.
 
         Raises:
-            InputError: one isn't; named.
+            InputError: one is not; named.
         """
         for key, values in allowed.items():
             values = values if isinstance(values, tuple) else (values,)
             if key in config and config[key] not in values:
                 told = " or ".join(map(repr, values))
-                raise self.refuse(f"{key}={config[key]!r} isn't supported, {told} is")
+                raise self.refuse(f"{key}={config[key]!r} is not supported, {told} is")
 
     def architecture_of(self, known: Mapping[str, Any]) -> Any:
-        """What a family's table holds for this architecture; for its first where a config doesn't tell.
+        """What a family's table holds for this architecture; for its first where a config does not tell.
 
         Raises:
-            InputError: the table doesn't know it.
+            InputError: the table does not know it.
         """
         if not self.architecture:
             return next(iter(known.values()))
         if self.architecture not in known:
-            raise self.refuse(f"this class isn't supported; of its family these are: {', '.join(known)}")
+            raise self.refuse(f"this class is not supported; of its family these are: {', '.join(known)}")
         return known[self.architecture]
 
     def activation(self, name: Any) -> str:
         """Our name of an activation of transformers."""
         if name not in ACTIVATIONS:
-            raise self.refuse(f"activation {name!r} isn't supported; these are: {', '.join(ACTIVATIONS)}")
+            raise self.refuse(f"activation {name!r} is not supported; these are: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
 
@@ -216,7 +216,7 @@ def open_source(
     if isinstance(source, nn.Module):
         config = getattr(source, "config", None)
         if config is None or not hasattr(config, "to_dict"):
-            raise InputError(f"{type(source).__name__} isn't a model of transformers: it has no config")
+            raise InputError(f"{type(source).__name__} is not a model of transformers: it has no config")
         place = Path(str(getattr(config, "name_or_path", "") or ""))
         folder = place if str(place) != "." and place.is_dir() else None
         how = getattr(source, "generation_config", None)
@@ -255,7 +255,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=OTHERS))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as e:
         raise InputError(
-            f"there is no folder {name!r}, and the Hugging Face hub doesn't give a model of that name: {e}"
+            f"there is no folder {name!r}, and the Hugging Face hub does not give a model of that name: {e}"
         ) from e
 
 

@@ -63,7 +63,7 @@ DEFAULTS = {
 
 
 def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Source) -> Classifier | Encoder:
-    """A `Classifier` or an `Encoder` of pictures with the numbers of this ViT."""
+    """A `Classifier` or an `Encoder` of images with the numbers of this ViT."""
     config = DEFAULTS | config
     classifies = source.architecture_of(CLASSES)
     source.expect(config, EXPECTED)

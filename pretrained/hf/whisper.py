@@ -80,7 +80,7 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
                 dim, depth, heads, hidden=c.get(f"{name}_ffn_dim", 1536), activation=act, **settings
             )
         except ValueError as e:
-            raise source.refuse(f"its config can't be built: {e}") from e
+            raise source.refuse(f"its config cannot be built: {e}") from e
 
     tied, told = c.get("tie_word_embeddings", True), source.generation_settings
     text = _words(c, dim, source)
@@ -98,7 +98,7 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
     head = weights.get("proj_out.weight")
     if tied and head is not None:
         if not torch.equal(head, weights.get("decoder.embed_tokens.weight", head[:0])):
-            raise source.refuse("tie_word_embeddings is true, but proj_out.weight isn't the embedding")
+            raise source.refuse("tie_word_embeddings is true, but proj_out.weight is not the embedding")
         del weights["proj_out.weight"]
     pour(
         model,
@@ -140,7 +140,7 @@ def _prefix(
         name = _language(asked or "en")
         ids += [languages.get(name, rust.token_to_id(name))]
         if ids[-1] is None and asked:
-            raise source.refuse(f"language {asked!r} isn't among its tokens")
+            raise source.refuse(f"language {asked!r} is not among its tokens")
         task = told.get("task") or "transcribe"
         ids += [(told.get("task_to_id") or {}).get(task, rust.token_to_id(f"<|{task}|>"))]
     ids += [told.get("no_timestamps_token_id", rust.token_to_id("<|notimestamps|>"))]

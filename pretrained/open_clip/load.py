@@ -1,8 +1,8 @@
 """open_clip's models as `CLIP`: both towers, the common space, preprocessing and vocabulary.
 
-Picture towers: open_clip's own ViT (OpenAI's CLIP, LAION's, with GELU or QuickGELU) and timm's ViT inside open_clip
+Image towers: open_clip's own ViT (OpenAI's CLIP, LAION's, with GELU or QuickGELU) and timm's ViT inside open_clip
 (SigLIP). Text towers: open_clip's own, with CLIP's vocabulary or that of a Hugging Face tokenizer. A text is read at its
-own length where padding can't change the answer (causal reading, pooled at the end token), which is most of the speed.
+own length where padding cannot change the answer (causal reading, pooled at the end token), which is most of the speed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def from_open_clip(
         by SigLIP's loss, any other by CLIP's.
 
     Raises:
-        InputError: the source can't be found, or is an architecture, a setting or a weight that isn't supported; named.
+        InputError: the source cannot be found, or is an architecture, a setting or a weight that is not supported; named.
     """
     model, name = _open(source, pretrained, dict(options or {}))
     from open_clip.model import CLIP as Plain
@@ -129,7 +129,7 @@ def _open(
         if from_file:
             open_clip.load_checkpoint(model, str(weights))
     except (RuntimeError, TypeError, ValueError, OSError, KeyError, AssertionError) as e:
-        raise InputError(f"open_clip can't make {name!r} with pretrained={pretrained!r}: {e}") from e
+        raise InputError(f"open_clip cannot make {name!r} with pretrained={pretrained!r}: {e}") from e
     return model, name
 
 
@@ -140,15 +140,15 @@ def _tokenizer(name: str) -> Any:
         return open_clip.get_tokenizer(name)
     except Exception as e:  # whatever a download raises
         raise InputError(
-            f"the vocabulary of {name!r} can't be had ({e}): give tokenizer=, made by open_clip.get_tokenizer"
+            f"the vocabulary of {name!r} cannot be had ({e}): give tokenizer=, made by open_clip.get_tokenizer"
         ) from e
 
 
-# ---- pictures ----------------------------------------------------------------------------------------------
+# ---- images ----------------------------------------------------------------------------------------------
 
 
 def _picture(visual: nn.Module, name: str) -> tuple[tuple, str | AttentionPool, str, dict[str, Tensor]]:
-    """((front-end, trunk), pool, projection, weights) of a picture tower."""
+    """((front-end, trunk), pool, projection, weights) of an image tower."""
     from open_clip.timm_model import TimmModel
     from open_clip.transformer import VisionTransformer
 
@@ -156,13 +156,13 @@ def _picture(visual: nn.Module, name: str) -> tuple[tuple, str | AttentionPool, 
     if type(visual) is TimmModel:
         return _picture_timm(visual, name, look)
     if type(visual) is not VisionTransformer:
-        raise InputError(f"{name}: picture tower {type(visual).__name__} isn't supported; ViTs are")
+        raise InputError(f"{name}: image tower {type(visual).__name__} is not supported; ViTs are")
     if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
-        raise InputError(f"{name}: attentional pooling of CoCa isn't supported")
+        raise InputError(f"{name}: attentional pooling of CoCa is not supported")
     if visual.final_ln_after_pool and visual.pool_type == "avg":
-        raise InputError(f"{name}: a norm behind average pooling (CLIPA) isn't supported")
+        raise InputError(f"{name}: a norm behind average pooling (CLIPA) is not supported")
     if visual.proj is None:
-        raise InputError(f"{name}: the picture tower has no projection")
+        raise InputError(f"{name}: the image tower has no projection")
     norms = {k: m for k, m in visual.named_modules() if k.rpartition(".")[2].startswith("ln_")}
     trunk = _trunk(visual, norms, name)
     front = ImageTokenizer(
@@ -186,15 +186,15 @@ def _picture(visual: nn.Module, name: str) -> tuple[tuple, str | AttentionPool, 
 
 def _picture_timm(visual: nn.Module, name: str, look: dict[str, Any]) -> tuple:
     if type(visual.trunk).__name__ == "NaFlexVit":
-        raise InputError(f"{name}: a NaFlexVit inside open_clip isn't supported; from_timm takes it alone")
+        raise InputError(f"{name}: a NaFlexVit inside open_clip is not supported; from_timm takes it alone")
     # timm's tower knows its own size
     tower = read_vit(visual.trunk, name, {k: v for k, v in look.items() if k not in ("draft", "size")})
     if tower.pool_norm:
-        raise InputError(f"{name}: a norm behind pooling (fc_norm) in a picture tower isn't supported")
+        raise InputError(f"{name}: a norm behind pooling (fc_norm) in an image tower is not supported")
     layers = dict(visual.head.named_children())
     projection = layers.get("proj") or visual.trunk.head
     if set(layers) - {"drop", "proj"}:
-        raise InputError(f"{name}: the projection {sorted(layers)} isn't supported, a linear one is")
+        raise InputError(f"{name}: the projection {sorted(layers)} is not supported, a linear one is")
     weights, kind = dict(tower.weights), "none"
     if isinstance(projection, nn.Linear):
         kind = "linear" if projection.bias is None else "bias"
@@ -203,13 +203,13 @@ def _picture_timm(visual: nn.Module, name: str, look: dict[str, Any]) -> tuple:
 
 
 def _look(visual: nn.Module, name: str) -> dict[str, Any]:
-    """How pictures are prepared, as arguments of `ImageTokenizer`."""
+    """How images are prepared, as arguments of `ImageTokenizer`."""
     cfg = getattr(visual, "preprocess_cfg", None) or {}
     mode, size = cfg.get("resize_mode", "shortest"), cfg.get("size", visual.image_size)
     if mode not in RESIZE:
         raise InputError(f"{name}: resize_mode {mode!r}, expected 'shortest' or 'squash'")
     if cfg.get("mode", "RGB") != "RGB":
-        raise InputError(f"{name}: pictures in mode {cfg['mode']}, expected RGB")
+        raise InputError(f"{name}: images in mode {cfg['mode']}, expected RGB")
     interpolation = cfg.get("interpolation", "bicubic")
     return {
         "size": size if isinstance(size, int) else tuple(size),
@@ -231,7 +231,7 @@ def _text(model: nn.Module, tokenizer: Any, name: str) -> tuple:
 
     tower = getattr(model, "text", None)
     if tower is not None and type(tower) is not TextTransformer:
-        raise InputError(f"{name}: text tower {type(tower).__name__} isn't supported; open_clip's own is")
+        raise InputError(f"{name}: text tower {type(tower).__name__} is not supported; open_clip's own is")
     weights = dict((model if tower is None else tower).state_dict())
     if tower is None:
         own = ("visual.", "logit_")
@@ -240,7 +240,7 @@ def _text(model: nn.Module, tokenizer: Any, name: str) -> tuple:
     else:
         how, eos = tower.pool_type, tower.eos_id
     causal = tower.attn_mask is not None
-    # padding is read where reading isn't causal, and pooled at where the last place is
+    # padding is read where reading is not causal, and pooled at where the last place is
     fill = how == "last" or not causal
     front = _words(tower, tokenizer, causal, fill, name)
     clip = not isinstance(tokenizer, HFTokenizer)  # its end token has the largest id
@@ -251,7 +251,7 @@ def _text(model: nn.Module, tokenizer: Any, name: str) -> tuple:
         "eos": eos == front.end_id and not fill,
     }
     if not right.get(how):
-        raise InputError(f"{name}: text pooled by {how!r} isn't supported with this vocabulary and reading")
+        raise InputError(f"{name}: text pooled by {how!r} is not supported with this vocabulary and reading")
     norms = {k: m for k, m in tower.transformer.named_modules() if k.rpartition(".")[2].startswith("ln_")}
     trunk = _trunk(tower, norms | {"ln_final": tower.ln_final}, name)
     projection, width = tower.text_projection, trunk.dim
@@ -276,13 +276,13 @@ def _words(tower: nn.Module, tokenizer: Any, causal: bool, fill: bool, name: str
         hf = tokenizer.tokenizer
         cleaning = CLEAN.get(getattr(tokenizer.clean_fn, "__name__", ""))
         if tokenizer.strip_sep_token or tokenizer.tokenizer_mode or cleaning is None or not hf.is_fast:
-            raise InputError(f"{name}: this form of Hugging Face tokenizer isn't supported")
+            raise InputError(f"{name}: this form of Hugging Face tokenizer is not supported")
         vocabulary, pad = open_vocabulary(hf.backend_tokenizer), hf.pad_token
         start, end = around(vocabulary)
     elif tokenizer is None or (type(tokenizer) is SimpleTokenizer and tokenizer.clean_fn.__name__ == LOWER):
         vocabulary, start, end, pad, cleaning = "clip", clip_bpe.START, clip_bpe.END, None, "clip"
     else:
-        raise InputError(f"{name}: tokenizer {type(tokenizer).__name__} isn't supported")
+        raise InputError(f"{name}: tokenizer {type(tokenizer).__name__} is not supported")
     front = TextTokenizer(
         vocabulary, dim, context, causal, start=start, end=end, pad=pad, cleaning=cleaning, fill=fill
     )
@@ -302,7 +302,7 @@ def _trunk(tower: nn.Module, norms: Mapping[str, nn.Module], name: str) -> Trans
     blocks = tower.transformer.resblocks
     for block in blocks:
         if type(block) is not ResidualAttentionBlock:
-            raise InputError(f"{name}: block {type(block).__name__} isn't supported")
+            raise InputError(f"{name}: block {type(block).__name__} is not supported")
     first = blocks[0]
     norms = {k: m for k, m in norms.items() if not isinstance(m, nn.Identity)}
     return Transformer(

@@ -1,4 +1,4 @@
-"""A pretrained picture front-end's weights for another front-end, so that its trunk reads sound or clips."""
+"""A pretrained image front-end's weights for another front-end, so that its trunk reads sound or clips."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ Front = TypeVar("Front", AudioTokenizer, VideoTokenizer)
 
 @torch.no_grad()
 def adapt_tokenizer(pictures: ImageTokenizer, tokenizer: Front, channels: str = "sum") -> Front:
-    """Fill a new front-end with a pretrained picture front-end's weights; its trunk then takes the new tokens as they are.
+    """Fill a new front-end with a pretrained image front-end's weights; its trunk then takes the new tokens as they are.
 
         sounds = wt.adapt_tokenizer(vit.tokenizers["image"], wt.AudioTokenizer(384, preset="ast", class_tokens=1))
         model = wt.Classifier(sounds, vit.trunk, classes=50)
 
-    **Sound** (AST, Gong et al. 2021; patches of a spectrum): the spectrum is a grey picture, time to the right, frequency
+    **Sound** (AST, Gong et al. 2021; patches of a spectrum): the spectrum is a grey image, time to the right, frequency
     downward from low to high. The kernel's three channels become one; a kernel of another size is resized as
     `resize_images` does. The position table is stretched to the spectrogram's grid (AST cuts where a side is shorter).
     **Clips** (ViViT, Arnab et al. 2021): the kernel is spread evenly over a tubelet's frames, so that a clip which stands
-    still gives the picture's tokens; its places take the pictures' table, its times start at zero.
+    still gives the image's tokens; its places take the images' table, its times start at zero.
 
     Class tokens and registers, in their order, fill as many class tokens as the new front-end has; further ones keep
     their start.
 
     Args:
-        pictures: the pretrained front-end; not changed.
+        images: the pretrained front-end; not changed.
         tokenizer: the new one, of the same width; changed in place.
-        channels: sound only: ``"sum"``, what a grey picture would give whose channels are alike, or ``"mean"``, a third
+        channels: sound only: ``"sum"``, what a grey image would give whose channels are alike, or ``"mean"``, a third
             of it.
 
     Returns:
         `tokenizer`.
 
     Raises:
-        InputError: widths differ, or it isn't a front-end of patches.
+        InputError: widths differ, or it is not a front-end of patches.
     """
     if channels not in ("sum", "mean"):
         raise InputError(f"channels is {channels!r}, expected 'sum' or 'mean'")
     if pictures.dim != tokenizer.dim:
-        raise InputError(f"the pictures' tokens are {pictures.dim} wide, the new ones {tokenizer.dim}")
+        raise InputError(f"the images' tokens are {pictures.dim} wide, the new ones {tokenizer.dim}")
     kernel = pictures.proj.weight.unflatten(1, (3, *pictures.patch))  # (D, 3, height, width)
     before = [t[0] for t in (pictures.class_token, pictures.registers) if t is not None]
     if isinstance(tokenizer, AudioTokenizer) and isinstance(tokenizer.stem, PatchStem):
@@ -65,7 +65,7 @@ def adapt_tokenizer(pictures: ImageTokenizer, tokenizer: Front, channels: str = 
             " without patches" if isinstance(tokenizer, AudioTokenizer) else ""
         )
         raise InputError(
-            f"a {what} can't take a picture's weights: an AudioTokenizer of patches (preset='ast') and a VideoTokenizer can"
+            f"a {what} cannot take an image's weights: an AudioTokenizer of patches (preset='ast') and a VideoTokenizer can"
         )
     return tokenizer
 

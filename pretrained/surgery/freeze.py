@@ -16,7 +16,7 @@ def freeze(model: nn.Module, *patterns: str) -> list[str]:
 
     Gradients, weight decay, the optimizer and averaged weights leave them out. A module of which every parameter is
     frozen stays in eval mode when the model is put in training mode, so it drops no paths and learns no statistics; it
-    gives what it gave. Freezing is a matter of a run, not of a model: `save` doesn't keep it.
+    gives what it gave. Freezing is a matter of a run, not of a model: `save` does not keep it.
 
     Args:
         model: any module.
@@ -53,7 +53,7 @@ def _set(model: nn.Module, patterns: tuple[str, ...], trains: bool) -> list[str]
         chosen |= dict.fromkeys(found)
     for name in chosen:
         params[name].requires_grad_(trains)
-    model.train(model.training)  # what is frozen goes to eval mode now, and what isn't any more comes back
+    model.train(model.training)  # what is frozen goes to eval mode now, and what is not any more comes back
     return list(chosen)
 
 

@@ -5,7 +5,7 @@
     worldtokens.train(model, rows, train=..., optim=...)     # a run saves and resumes with its adapters
     wt.merge_lora(model).save("out")                         # an ordinary model again
 
-`inject_adapter_in_model` freezes what it doesn't adapt (`wt.unfreeze(model, "head")` lets a new head learn too) and leaves
+`inject_adapter_in_model` freezes what it does not adapt (`wt.unfreeze(model, "head")` lets a new head learn too) and leaves
 the task a task, which the training loop needs; of `peft.get_peft_model(model, config)` the same is
 ``.get_base_model()``. A recipe's task gets its adapters between being built and being trained::
 

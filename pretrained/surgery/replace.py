@@ -89,7 +89,7 @@ def remake(
                 if fit is None:
                     raise InputError(
                         f"{type(part).__name__}: {name} is {tuple(kept.shape)} and becomes {tuple(value.shape)}, which "
-                        "this change doesn't know how to do"
+                        "this change does not know how to do"
                     )
                 kept = fit(name, kept, value)
             value.copy_(kept)

@@ -1,4 +1,4 @@
-"""Another picture size or patch size for a trained model: position tables and patch kernels resized."""
+"""Another image size or patch size for a trained model: position tables and patch kernels resized."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def resize_images(
     column: str | None = None,
     max_tokens: int | None = None,
 ) -> nn.Module:
-    """Let a model read pictures of another size, or cut them into other patches.
+    """Let a model read images of another size, or cut them into other patches.
 
     The position table is stretched to the new grid in the front-end's own way (`stretch`), by default bicubic with
     anti-aliasing as timm's `resample_abs_pos_embed`; class token and registers have no place in it and stay. The patch
-    kernel is resized by the pseudo-inverse of resizing pictures (FlexiViT, Beyer et al. 2023), so that a picture enlarged
+    kernel is resized by the pseudo-inverse of resizing images (FlexiViT, Beyer et al. 2023), so that an image enlarged
     as the patch was gives the same tokens.
 
     A trunk that turns by positions (RoPE) sees those of the new grid, unless the front-end was built with `span`.
 
     Args:
         model: a task, an `Encoder` or an `ImageTokenizer`; changed in place, before an optimizer is made.
-        size: side in pixels, or (height, width); None: native aspect, each picture as many patches as it needs.
+        size: side in pixels, or (height, width); None: native aspect, each image as many patches as it needs.
         patch: side of a patch in pixels, or (height, width).
         column: the front-end's, where the model has several.
-        max_tokens: the most patches of a picture in native aspect.
+        max_tokens: the most patches of an image in native aspect.
 
     Returns:
         The model.
 
     Raises:
-        InputError: the model reads no pictures, or a size is out of range.
+        InputError: the model reads no images, or a size is out of range.
     """
     front = find_front(model, ImageTokenizer, column)
     patch = front.patch if patch == "same" else sides(patch, 2, "patch")
@@ -69,7 +69,7 @@ def resize_kernel(weight: Tensor, size: Sequence[int]) -> Tensor:
     pinv(B^T) w, and the pseudo-inverse of a Kronecker product is the product of the pseudo-inverses.
 
     Raises:
-        InputError: the kernel isn't of four axes.
+        InputError: the kernel is not of four axes.
     """
     if weight.ndim != 4:
         raise InputError(f"a patch kernel is {tuple(weight.shape)}, expected (D, C, height, width)")

@@ -84,7 +84,7 @@ def grow_vocabulary(
 def shrink_vocabulary(
     model: nn.Module, texts: Iterable[str], keep: Sequence[str] = (), column: str | None = None
 ) -> list[int]:
-    """Leave out the tokens that some texts don't need: these texts are read as before, others in smaller pieces.
+    """Leave out the tokens that some texts do not need: these texts are read as before, others in smaller pieces.
 
     Kept are the tokens of the texts, all that these are merged from, single bytes or letters, added tokens, and those that a
     task begins with or suppresses. Ids are counted anew.
@@ -99,18 +99,18 @@ def shrink_vocabulary(
         The old id of every new one.
 
     Raises:
-        InputError: another kind of vocabulary, or a token to keep that isn't there.
+        InputError: another kind of vocabulary, or a token to keep that is not there.
     """
     front = find_front(model, TextTokenizer, column)
     data = json.loads(front._rust.to_str())
     vocab = data["model"].get("vocab")
     if data["model"]["type"] not in ("BPE", "WordPiece"):
         raise InputError(
-            f"a {data['model']['type']} vocabulary can't be shrunk; byte pairs and WordPiece can"
+            f"a {data['model']['type']} vocabulary cannot be shrunk; byte pairs and WordPiece can"
         )
     absent = [t for t in keep if t not in vocab]
     if absent:
-        raise InputError(f"tokens to keep that aren't in the vocabulary: {absent[:5]}")
+        raise InputError(f"tokens to keep that are not in the vocabulary: {absent[:5]}")
     texts = [texts] if isinstance(texts, str) else list(texts)
     rows = front.encode_batch(texts, context=1 << 62) if texts else []
     needed = {front._rust.id_to_token(i) for i in {i for row in rows for i in row}} | set(keep)
@@ -277,7 +277,7 @@ def _merged_from(
 ) -> set[str]:
     """Tokens and all that byte-pair encoding goes through on its way to them, with every single letter."""
     if model.get("continuing_subword_prefix"):
-        raise InputError("byte pairs with a prefix for what continues a word can't be shrunk")
+        raise InputError("byte pairs with a prefix for what continues a word cannot be shrunk")
     rank = {m: i for i, m in enumerate(merges)}
     made = {_joined(m, model) for m in merges}
     out = needed | {t for t in vocab if t not in made}

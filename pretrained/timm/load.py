@@ -36,11 +36,11 @@ def from_timm(
             counted from its head.
 
     Returns:
-        The model in eval mode, on the CPU, float32. A `NaFlexVit` keeps a picture's aspect. A model of timm without head gives one with ``classes=0``. Dropout
-        isn't carried, stochastic depth is.
+        The model in eval mode, on the CPU, float32. A `NaFlexVit` keeps an image's aspect. A model of timm without head gives one with ``classes=0``. Dropout
+        is not carried, stochastic depth is.
 
     Raises:
-        InputError: the source can't be found, or is an architecture, a setting or a weight that isn't supported; named.
+        InputError: the source cannot be found, or is an architecture, a setting or a weight that is not supported; named.
     """
     model, name = _open(source, pretrained, architecture, dict(options or {}))
     import timm
@@ -95,4 +95,4 @@ def _create(timm: Any, name: str, options: dict[str, Any], pretrained: bool) -> 
     try:
         return timm.create_model(name, pretrained=pretrained, **options)
     except (RuntimeError, TypeError, ValueError, OSError, KeyError, AssertionError) as e:
-        raise InputError(f"timm can't make {name!r} with {options}: {e}") from e
+        raise InputError(f"timm cannot make {name!r} with {options}: {e}") from e

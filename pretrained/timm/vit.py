@@ -1,6 +1,6 @@
 """timm's Vision Transformers in our parts: front-end, trunk, pooling, and the weights under our names.
 
-Four classes: `VisionTransformer` (ViT, DeiT, DINOv2, SigLIP's picture tower, CLIP's in timm's clothes), DeiT's with a
+Four classes: `VisionTransformer` (ViT, DeiT, DINOv2, SigLIP's image tower, CLIP's in timm's clothes), DeiT's with a
 distillation token, `Eva` (EVA-02, DINOv3: rotary positions, SwiGLU) and `NaFlexVit` (native aspect). A class token's and
 the registers' own positions are added into them, since both are learned and only their sum is ever read; the two heads of a
 distilled DeiT, whose answers are averaged, become one that reads both tokens. Nothing else of the weights changes but names
@@ -63,7 +63,7 @@ JOINED = {
 
 @dataclasses.dataclass
 class Picture:
-    """A picture tower in our parts, and its weights under the names that `NAMES` gives them."""
+    """An image tower in our parts, and its weights under the names that `NAMES` gives them."""
 
     front: ImageTokenizer
     trunk: Transformer
@@ -78,10 +78,10 @@ def read_vit(model: nn.Module, name: str, look: Mapping[str, Any]) -> Picture:
     Args:
         model: the live model.
         name: what to call it in errors.
-        look: arguments of `ImageTokenizer` that tell how a picture is prepared; for a `NaFlexVit` with `max_tokens`.
+        look: arguments of `ImageTokenizer` that tell how an image is prepared; for a `NaFlexVit` with `max_tokens`.
 
     Raises:
-        InputError: a variant that isn't supported.
+        InputError: a variant that is not supported.
     """
     from timm.models import deit, eva, naflexvit, vision_transformer
 
@@ -157,13 +157,13 @@ def _known(model: nn.Module, embed: nn.Module, name: str) -> None:
     _one_kind([b.mlp for b in model.blocks], (Mlp, GluMlp, SwiGLU), name)
     for mlp in (b.mlp for b in model.blocks if type(b.mlp) is not Mlp):
         if getattr(mlp, "gate_last", False) or not isinstance(mlp.act, nn.SiLU):
-            raise InputError(f"{name}: a gated feed-forward other than SwiGLU isn't supported")
+            raise InputError(f"{name}: a gated feed-forward other than SwiGLU is not supported")
     heads = {(b.attn.head_dim, b.attn.num_heads) for b in model.blocks}
     if len(heads) != 1 or any(width * count != model.embed_dim for width, count in heads):
-        raise InputError(f"{name}: heads (width, count) {sorted(heads)} aren't equal or don't add up")
+        raise InputError(f"{name}: heads (width, count) {sorted(heads)} are not equal or do not add up")
     channels = getattr(embed, "in_chans", None) or embed.proj.in_channels
     if channels != 3:
-        raise InputError(f"{name}: pictures of {channels} channels, expected 3")
+        raise InputError(f"{name}: images of {channels} channels, expected 3")
     if embed.dynamic_img_pad:
         raise InputError(
             f"{name}: dynamic_img_pad fills with grey, ImageTokenizer repeats the edge: turn it off"
@@ -171,9 +171,9 @@ def _known(model: nn.Module, embed: nn.Module, name: str) -> None:
 
 
 def _native(embed: nn.Module, name: str) -> dict[str, Any]:
-    """How a `NaFlexVit` lays out pictures of any aspect, as arguments of `ImageTokenizer`."""
+    """How a `NaFlexVit` lays out images of any aspect, as arguments of `ImageTokenizer`."""
     if embed.norm_input is not None or not isinstance(embed.norm, nn.Identity):
-        raise InputError(f"{name}: a norm in the patch embedding isn't supported")
+        raise InputError(f"{name}: a norm in the patch embedding is not supported")
     out: dict[str, Any] = {"size": None, "resize": "full"}
     if embed.pos_embed_type == "none":
         return out
@@ -186,7 +186,7 @@ def _native(embed: nn.Module, name: str) -> dict[str, Any]:
     other = embed.pos_embed_align_corners or embed.pos_embed_use_grid_sample or not embed.pos_embed_antialias
     if embed.pos_embed_type != "learned" or other or way is None:
         raise InputError(
-            f"{name}: {embed.pos_embed_type} positions stretched this way aren't supported; learned ones with "
+            f"{name}: {embed.pos_embed_type} positions stretched this way are not supported; learned ones with "
             "anti-aliasing, bicubic or bilinear, are"
         )
     return out | {"position_grid": tuple(embed.pos_embed_grid_size), "stretch": way}
@@ -214,10 +214,10 @@ def _rope(rope: nn.Module | None, name: str) -> tuple[dict[str, Any], dict[str, 
         and rope.normalize_coords == "separate"
         and not rope.min_period
     ):
-        # every picture reaches from -1 to 1 in whole turns
+        # every image reaches from -1 to 1 in whole turns
         return turned, {"span": 4 * math.pi, "centred": True}
     raise InputError(
-        f"{name}: rotary positions {kind} of this form aren't supported, EVA-02's and DINOv3's are"
+        f"{name}: rotary positions {kind} of this form are not supported, EVA-02's and DINOv3's are"
     )
 
 
@@ -235,7 +235,7 @@ def _pool(model: nn.Module, name: str, cfg: Mapping[str, Any]) -> str | Attentio
         or pool.pool != "token"
         or pool.latent_len != 1
     ):
-        raise InputError(f"{name}: pooling {how!r} isn't supported; 'token', 'avg' and 'map' are")
+        raise InputError(f"{name}: pooling {how!r} is not supported; 'token', 'avg' and 'map' are")
     activation = mapping.activation_of(pool.mlp.act, name)
     skip = 0 if all_read else before
     hidden = pool.mlp.fc1.out_features
@@ -294,7 +294,7 @@ def _one_head(model: nn.Module, weights: dict[str, Tensor], name: str) -> dict[s
     odd = model.reg_token is not None or not isinstance(model.fc_norm, nn.Identity)
     if not model.num_classes or model.no_embed_class or odd:
         raise InputError(
-            f"{name}: a distilled model without classes, or with no_embed_class, registers or fc_norm, isn't supported"
+            f"{name}: a distilled model without classes, or with no_embed_class, registers or fc_norm, is not supported"
         )
     weights = dict(weights)
     for part, join in (("weight", lambda a, b: torch.cat([a, b], 1)), ("bias", lambda a, b: a + b)):
@@ -305,6 +305,6 @@ def _one_head(model: nn.Module, weights: dict[str, Tensor], name: str) -> dict[s
 def _halves(weight: Tensor, heads: int) -> Tensor:
     """Channels that rotary positions turn in pairs (2i, 2i + 1) -> pairs (i, i + half), as our trunk turns them.
 
-    Queries and keys change alike, so their products don't.
+    Queries and keys change alike, so their products do not.
     """
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

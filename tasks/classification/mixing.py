@@ -45,10 +45,10 @@ class Mix:
 
 
 def pictures_of(front: nn.Module, batch: Mapping[str, Any] | Tensor) -> Tensor:
-    """A front-end's batch -> its pictures as normalised float32 (B, 3, H, W), which that front-end takes too.
+    """A front-end's batch -> its images as normalised float32 (B, 3, H, W), which that front-end takes too.
 
     Raises:
-        InputError: the batch isn't one of pictures of equal shape.
+        InputError: the batch is not one of images of equal shape.
     """
     if isinstance(batch, Tensor) and batch.ndim == 4 and batch.is_floating_point():
         return batch
@@ -57,8 +57,8 @@ def pictures_of(front: nn.Module, batch: Mapping[str, Any] | Tensor) -> Tensor:
     if pixels is None or "keep" in batch:
         found = f"a batch of {sorted(batch)}" if isinstance(batch, Mapping) else f"{tuple(batch.shape)}"
         raise InputError(
-            f"mixup and cutmix mix pictures of one shape, found {found} of {type(front).__name__}: set both to 0, or read "
-            "pictures with a fixed size and resize='crop' or 'squash'"
+            f"mixup and cutmix mix images of one shape, found {found} of {type(front).__name__}: set both to 0, or read "
+            "images with a fixed size and resize='crop' or 'squash'"
         )
     mean, std = (torch.tensor(v, device=pixels.device)[:, None, None] * 255 for v in (front.mean, front.std))
     return (pixels.float() - mean) / std

@@ -40,12 +40,12 @@ class Classifier(Task):
         pool_norm: a norm between pooling and head.
         label_smoothing: share of the target spread evenly over the classes, 0 to below 1.
         label: the column that holds a row's class, by name or number. A row whose class is None or -100 is read, but
-            isn't learnt from.
-        mixup, cutmix: in training, mix neighbouring pictures of a batch and their labels; the alpha of the Beta
+            is not learned from.
+        mixup, cutmix: in training, mix neighbouring images of a batch and their labels; the alpha of the Beta
             distribution that a mixture's share is drawn from, 0 for never. With both, each batch draws one of them.
 
     Raises:
-        ValueError: widths that don't fit, or a setting out of its range.
+        ValueError: widths that do not fit, or a setting out of its range.
     """
 
     metric = ("top1", "max")
@@ -106,7 +106,7 @@ class Classifier(Task):
         """One row -> its raw tensor by column, and its class as a number where the row tells it.
 
         Raises:
-            InputError: the value can't be read, or the class isn't known.
+            InputError: the value cannot be read, or the class is not known.
         """
         raws = super().read(row, rng, augment)
         if not self._unlabelled(row):
@@ -168,7 +168,7 @@ class Classifier(Task):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy with label smoothing, and the share of right answers (`top1`), over the rows with a class.
 
-        Without any such row the loss is 0, with a graph. Mixed pictures count as the class of their larger part.
+        Without any such row the loss is 0, with a graph. Mixed images count as the class of their larger part.
         """
         if self.column not in batch:
             zero = sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0
@@ -219,7 +219,7 @@ class Classifier(Task):
             `Prediction(names, probabilities)`.
 
         Raises:
-            InputError: a source can't be read, or this model has no head.
+            InputError: a source cannot be read, or this model has no head.
         """
         if not self.classes:
             raise InputError("this model has no head (classes=0): forward and logits give its features")
@@ -249,7 +249,7 @@ class Classifier(Task):
     def confusion(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> Tensor:
         """How often each class was taken for each: (classes, classes) int64, the truth down, the answer across.
 
-        `apps.confusion.confusion_figure` makes a picture of it.
+        `apps.confusion.confusion_figure` makes an image of it.
 
         Raises:
             InputError: as `evaluate`.

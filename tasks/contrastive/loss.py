@@ -1,7 +1,7 @@
 """The contrastive loss of two columns, over the rows of all processes: softmax (CLIP) or sigmoid (SigLIP).
 
 Notable: nothing here waits for the device, but one exchange of row counts where several processes train. Rows that lack a
-column stay in their places with zeros and are masked, so shapes don't follow from which rows have what.
+column stay in their places with zeros and are masked, so shapes do not follow from which rows have what.
 
 Shapes: n rows, C columns, D width of the space, K keys of a row.
 """

@@ -53,16 +53,16 @@ class CLIP(Task):
             A pair left out is matched by way of the others (ImageBind, Girdhar et al. 2023).
         same: columns by which rows are alike: two rows of one value there show the same thing, so neither is the other's
             negative. Front-ends' columns, compared as read, or others of the row, such as ``"id"`` where several rows
-            belong to one picture. None: the columns of text, so that a caption which several rows of a batch share is
+            belong to one image. None: the columns of text, so that a caption which several rows of a batch share is
             no false negative. ``[]``: every other row is a negative, as in open_clip.
         standardize: every column's channels in the shared space are brought to mean 0 and variance 1 before vectors are made
-            unit length, by the batch in training and by running figures after (`Standardize`): what all pictures have in
+            unit length, by the batch in training and by running figures after (`Standardize`): what all images have in
             common is no likeness then. Helps models trained from scratch on small sets.
         smoothing: share of each match's target that is spread evenly over the batch (label smoothing, Szegedy et al. 2016), so
-            that small sets are learnt by heart later. Only with ``loss="clip"``.
+            that small sets are memorised later. Only with ``loss="clip"``.
 
     Raises:
-        ValueError: fewer than two columns, widths that don't fit, or pairs of unknown columns.
+        ValueError: fewer than two columns, widths that do not fit, or pairs of unknown columns.
     """
 
     metric = ("mean/R@10", "max")
@@ -232,14 +232,14 @@ class CLIP(Task):
         Args:
             column: which front-end, e.g. ``"text"``.
             sources: a list of what the front-end's `read` takes; one string; or a preprocessed batch (a float
-                (B, 3, H, W) for pictures, int64 (B, N) ids for text).
+                (B, 3, H, W) for images, int64 (B, N) ids for text).
             batch_size: sources worked on at a time.
 
         Returns:
             (B, dim) float32 on the model's device, unit length.
 
         Raises:
-            InputError: no such column, or a source can't be read.
+            InputError: no such column, or a source cannot be read.
         """
         return self._each(self.encode, self.dim, column, sources, batch_size)
 
@@ -296,7 +296,7 @@ class CLIP(Task):
         column: str = "image",
         text: str = "text",
     ) -> Tensor:
-        """Which of the classes, told in words, each picture shows.
+        """Which of the classes, told in words, each image shows.
 
         Args:
             images: as `embed` takes.
@@ -334,7 +334,7 @@ class CLIP(Task):
     def evaluate(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> dict[str, float]:
         """Retrieval between every pair of columns, both ways.
 
-        A list in a column (several captions of one picture) is several queries, and as candidates any of them is a
+        A list in a column (several captions of one image) is several queries, and as candidates any of them is a
         hit. Rows that lack a column are left out of its pairs.
 
         Returns:

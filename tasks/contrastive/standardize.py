@@ -1,6 +1,6 @@
 """Every channel of a shared space to mean 0 and variance 1, before vectors are made unit length.
 
-Vectors of one modality share a direction that tells nothing about any of them, and a picture near it is near every
+Vectors of one modality share a direction that tells nothing about any of them, and an image near it is near every
 sentence. Batch normalisation (Ioffe & Szegedy 2015) without gain and bias takes it out.
 """
 

@@ -56,7 +56,7 @@ def asked(
         tokenizers: the front-ends of the columns that are read.
 
     Raises:
-        InputError: a condition can't be read, or columns that aren't there or differ in length.
+        InputError: a condition cannot be read, or columns that are not there or differ in length.
     """
     columns = list(tokenizers)
     if isinstance(given, int):
@@ -66,14 +66,14 @@ def asked(
     if not isinstance(given, Mapping):
         if len(columns) != 1:
             raise InputError(
-                f"this model reads {columns or 'no condition'}: give lists by column, or how many pictures"
+                f"this model reads {columns or 'no condition'}: give lists by column, or how many images"
             )
         given = {columns[0]: given}
     if extra := set(given) - set(columns):
         raise InputError(f"asked by {sorted(extra)}, this model reads {columns}")
     if len({len(v) for v in given.values()}) > 1:
         counts = {c: len(v) for c, v in given.items()}
-        raise InputError(f"columns of unequal length: {counts}; give None where a picture lacks one")
+        raise InputError(f"columns of unequal length: {counts}; give None where an image lacks one")
     return [
         {c: tokenizers[c].read(v) for c, v in zip(given, row, strict=True) if v is not None}
         for row in zip(*given.values(), strict=True)

@@ -1,11 +1,11 @@
-"""Pictures out of noise, told what to show: rectified flow with a DiT trunk (Liu et al. 2023; Peebles & Xie 2023).
+"""Images out of noise, told what to show: rectified flow with a DiT trunk (Liu et al. 2023; Peebles & Xie 2023).
 
-A picture x1 and noise x0 are joined by a straight line, x_t = (1 - t) x0 + t x1, and the trunk learns its direction,
+An image x1 and noise x0 are joined by a straight line, x_t = (1 - t) x0 + t x1, and the trunk learns its direction,
 x1 - x0. Time, and the mean of what is asked for, modulate every block (adaLN-zero); the words themselves are read by
 cross-attention. With some chance a row's condition is taken away in training and a learned null stands in its place, so
 that sampling may go beyond the condition (classifier-free guidance).
 
-Shapes: B rows, N tokens of a picture, K tokens of a condition, D width.
+Shapes: B rows, N tokens of an image, K tokens of a condition, D width.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Diffusion(Task):
         draw: how times are drawn in training: ``"logit_normal"``, more from the middle (Esser et al. 2024), or
             ``"uniform"``.
         middle: of ``"logit_normal"``, the mean of log(t / (1 - t)): below 0 more of the times lie near the noise.
-        predicts: what the trunk's last map says: the ``"velocity"``, or the picture itself, ``"data"``, from which the
+        predicts: what the trunk's last map says: the ``"velocity"``, or the image itself, ``"data"``, from which the
             velocity follows (Li & He 2025): better where patches are large. The loss is that of velocities in either case.
 
     Raises:
-        ValueError: columns, widths or settings that don't fit together.
+        ValueError: columns, widths or settings that do not fit together.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Diffusion(Task):
         return self.tokenizers[self.target]
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Rows from `read` -> one batch, which counts for as many rows as have a picture."""
+        """Rows from `read` -> one batch, which counts for as many rows as have an image."""
         batch = super().collate(rows)
         batch["rows"] = len(rows)
         batch["weight"] = sum(self.target in row for row in rows)
@@ -141,7 +141,7 @@ class Diffusion(Task):
         """What the trunk reads, (B, K, D): the null where a row has no condition, or is to lose it.
 
         Args:
-            batch: from `collate`; its target, if any, isn't looked at.
+            batch: from `collate`; its target, if any, is not looked at.
             dropped: for each row whether its condition is taken away.
         """
         if not self.sources:
@@ -157,7 +157,7 @@ class Diffusion(Task):
         """Where x is going at time t.
 
         Args:
-            x: (B, ...), a picture in the target's space, from noise to clean.
+            x: (B, ...), an image in the target's space, from noise to clean.
             t: (B,) in [0, 1].
             context: from `condition`.
 
@@ -168,7 +168,7 @@ class Diffusion(Task):
         if context is not None:
             told = told + self.summary(context.pool("mean"))
         tokens = self.space.embed(self.front, x.to(self.out.weight.dtype))
-        # pictures fill their rows, so they read each other without a mask, whatever the condition's lengths are
+        # images fill their rows, so they read each other without a mask, whatever the condition's lengths are
         kind = "full" if self.trunk.cfg.window is None else None
         out = self.out(self.trunk(tokens, context=context, condition=told, kind=kind).x)
         out = self.space.unfold(self.front, out.float(), x)
@@ -185,18 +185,18 @@ class Diffusion(Task):
         along = _like(t, clean)
         made = self.velocity((1 - along) * noise + along * clean, t, context)
         wanted = clean - noise
-        if self.predicts == "data":  # the same divisor on both sides, so that a right picture has no error
+        if self.predicts == "data":  # the same divisor on both sides, so that a right image has no error
             wanted = wanted * (1 - along) / self._left(t, clean)
         return (made - wanted).square().flatten(1).mean(1)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The mean squared error of the velocity at random times; without a picture a zero that has a graph."""
+        """The mean squared error of the velocity at random times; without an image a zero that has a graph."""
         if not batch["weight"]:
             zero = sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0
             return {"loss": zero}
         clean = self.space.clean(self.front, batch[self.target])
         b, has = len(clean), batch["has"].get(self.target)
-        # drawn on the CPU: what is dropped decides lengths, which the device isn't asked for
+        # drawn on the CPU: what is dropped decides lengths, which the device is not asked for
         dropped = (torch.rand(batch["rows"]) < self.drop).tolist()
         t = (torch.randn(b) + self.middle).sigmoid() if self.draw == "logit_normal" else torch.rand(b)
         context = self.condition(batch, dropped)
@@ -219,27 +219,27 @@ class Diffusion(Task):
         shift: float = 1.0,
         batch_size: int = 64,
     ) -> list[Image.Image]:
-        """Pictures of what is asked for.
+        """Images of what is asked for.
 
         Args:
             texts: what the condition's front-end reads, None among them for no condition; by column where there are
-                several, ``{"text": [...], "audio": [...]}``; or a number of pictures without condition.
+                several, ``{"text": [...], "audio": [...]}``; or a number of images without condition.
             steps: of the sampler.
-            guidance: 1 follows the condition as learnt, more exaggerates it, 0 ignores it.
-            seed: of the noise: the i-th picture has seed + i, or its own where a list is given. A picture depends on its
+            guidance: 1 follows the condition as learned, more exaggerates it, 0 ignores it.
+            seed: of the noise: the i-th image has seed + i, or its own where a list is given. An image depends on its
                 own seed and condition alone, not on its batch.
             size: side in pixels, or (height, width); None: that of training.
             sampler: `heun`, `euler` or another of their kind.
             shift: see `samplers.times`.
-            batch_size: pictures drawn at a time.
+            batch_size: images drawn at a time.
 
         Raises:
-            InputError: a condition can't be read, or numbers that don't fit.
+            InputError: a condition cannot be read, or numbers that do not fit.
         """
         rows = asked(texts, {c: self.tokenizers[c] for c in self.sources})
         seeds = [seed + i for i in range(len(rows))] if isinstance(seed, int) else list(seed)
         if len(seeds) != len(rows):
-            raise InputError(f"{len(seeds)} seeds for {len(rows)} pictures: give one each, or one number")
+            raise InputError(f"{len(seeds)} seeds for {len(rows)} images: give one each, or one number")
         shape, schedule = self.space.shape(self.front, size), times(steps, shift)
         out = []
         with evaluating(self):
@@ -274,14 +274,14 @@ class Diffusion(Task):
         """The loss on held-out rows, always at the same times and noise.
 
         Args:
-            rows: those without a picture are left out.
+            rows: those without an image are left out.
             looks: times at which each row is looked at, spread evenly over (0, 1).
 
         Returns:
             ``loss``; and where there is a condition ``loss_null``, without it, and ``loss_shuffled``, with the next row's.
 
         Raises:
-            InputError: no row has a picture.
+            InputError: no row has an image.
         """
         held = [r for r in (rows[i] for i in range(len(rows))) if r.get(self.target) is not None]
         if not held:

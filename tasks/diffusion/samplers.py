@@ -23,7 +23,7 @@ def times(steps: int, shift: float = 1.0) -> list[float]:
 
     Args:
         steps: 1 or more.
-        shift: above 1 puts more of the steps near the noise, as larger pictures need it (Esser et al. 2024); 1: even.
+        shift: above 1 puts more of the steps near the noise, as larger images need it (Esser et al. 2024); 1: even.
 
     Raises:
         InputError: a value out of its range.

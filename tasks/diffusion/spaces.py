@@ -1,9 +1,9 @@
-"""What a diffusion model moves in: the pixels of a picture front-end, or the codes of one whose pictures are ids.
+"""What a diffusion model moves in: the pixels of an image front-end, or the codes of one whose images are ids.
 
 A space has four verbs: `clean` (a batch as numbers of about unit size), `embed` (noisy numbers -> Tokens), `unfold` (what
-the trunk says of each token -> a shape like `clean`'s) and `pictures` (numbers -> pictures).
+the trunk says of each token -> a shape like `clean`'s) and `images` (numbers -> images).
 
-Shapes: B pictures, N tokens, P values of a token, D width.
+Shapes: B images, N tokens, P values of a token, D width.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def space_of(front: Tokenizer) -> Pixels | Codes:
     if isinstance(front, DiscreteTokenizer):
         return Codes(front)
     raise ValueError(
-        f"pictures are drawn by way of an ImageTokenizer or a DiscreteTokenizer, got {type(front).__name__}"
+        f"images are drawn by way of an ImageTokenizer or a DiscreteTokenizer, got {type(front).__name__}"
     )
 
 
@@ -52,16 +52,16 @@ class Pixels(nn.Module):
             or any(s % p for s, p in zip(front.size, front.patch, strict=True))
         ):
             raise ValueError(
-                f"size={front.size}, patch={front.patch}, resize={front.resize!r}: to be drawn, pictures need one size, a "
+                f"size={front.size}, patch={front.patch}, resize={front.resize!r}: to be drawn, images need one size, a "
                 "multiple of the patch, and resize='crop' or 'squash'"
             )
         self.values = front.proj.in_features
 
     def shape(self, front: ImageTokenizer, size: int | Sequence[int] | None = None) -> tuple[int, ...]:
-        """Of one picture: (3, H, W), the front-end's own size or another.
+        """Of one image: (3, H, W), the front-end's own size or another.
 
         Raises:
-            InputError: a side isn't a multiple of the patch.
+            InputError: a side is not a multiple of the patch.
         """
         size = front.size if size is None else sides(size, 2, "size")
         if any(s % p for s, p in zip(size, front.patch, strict=True)):
@@ -81,13 +81,13 @@ class Pixels(nn.Module):
         return unpatchify(out[:, front.prefix :], front.patch, grid_of(like.shape[2:], front.patch))
 
     def pictures(self, front: ImageTokenizer, x: Tensor) -> list[Image.Image]:
-        """(B, 3, H, W) -> B pictures."""
+        """(B, 3, H, W) -> B images."""
         mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (front.mean, front.std))
         return _images(x.float() * std + mean)
 
 
 class Codes(nn.Module):
-    """The codes of a frozen picture codec, (B, W, h, w): Rombach et al. 2022's latent diffusion.
+    """The codes of a frozen image codec, (B, W, h, w): Rombach et al. 2022's latent diffusion.
 
     The velocity is that of the codes, divided by `scale`; what comes out is given to the codec's decoder as it is. A
     place of the grid is a token, with sin-cos positions.
@@ -105,10 +105,10 @@ class Codes(nn.Module):
         front.requires_grad_(False)  # ids and their embeddings play no part
 
     def shape(self, front: DiscreteTokenizer, size: int | Sequence[int] | None = None) -> tuple[int, ...]:
-        """Of one picture: (W, h, w).
+        """Of one image: (W, h, w).
 
         Raises:
-            InputError: a side isn't a multiple of the codec's factor.
+            InputError: a side is not a multiple of the codec's factor.
         """
         size = front.size if size is None else sides(size, 2, "size")
         if any(s % front.factor for s in size):
@@ -117,7 +117,7 @@ class Codes(nn.Module):
 
     @torch.no_grad()
     def clean(self, front: DiscreteTokenizer, batch: Batch | Tensor) -> Tensor:
-        """A front-end's batch, or pictures -> (B, W, h, w) float32 of unit deviation."""
+        """A front-end's batch, or images -> (B, W, h, w) float32 of unit deviation."""
         codes = front.codec.quantizer.codes(front.encode(batch)).movedim(-1, 1).float()
         first = (self.scale == 0) & self.training
         self.scale.copy_(torch.where(first, codes.std().clamp(min=1e-6), self.scale))
@@ -137,12 +137,12 @@ class Codes(nn.Module):
 
     @torch.no_grad()
     def pictures(self, front: DiscreteTokenizer, x: Tensor) -> list[Image.Image]:
-        """(B, W, h, w) -> B pictures."""
+        """(B, W, h, w) -> B images."""
         with torch.autocast(x.device.type, enabled=False):
             return _images((front.codec.decoder(x.float() * self.scale) + 1) / 2)
 
 
 def _images(x: Tensor) -> list[Image.Image]:
-    """(B, 3, H, W) in [0, 1] -> pictures."""
+    """(B, 3, H, W) in [0, 1] -> images."""
     levels = (x.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     return [Image.fromarray(each) for each in levels]

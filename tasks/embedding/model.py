@@ -1,4 +1,4 @@
-"""One vector for a sample of one modality: a sentence, a picture. What published encoders become."""
+"""One vector for a sample of one modality: a sentence, an image. What published encoders become."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Encoder(Part):
         normalize: vectors have unit length.
 
     Raises:
-        ValueError: widths that don't fit, or a setting out of its range.
+        ValueError: widths that do not fit, or a setting out of its range.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Encoder(Part):
             (B, dim) float32 on the model's device, in eval mode.
 
         Raises:
-            InputError: a source can't be read.
+            InputError: a source cannot be read.
         """
         with evaluating(self):
             if isinstance(sources, Tensor | Batch):

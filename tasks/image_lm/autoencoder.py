@@ -1,9 +1,9 @@
-"""A picture's codes, learnt: pictures go through whole numbers and come back, and the way is trained to lose little.
+"""An image's codes, learned: images go through whole numbers and come back, and the way is trained to lose little.
 
 The first half of drawing by a language model (van den Oord et al. 2017): an `Autoencoder` is trained, and
 `from_autoencoder` hands its tokenizer, frozen, to a `ImageLM` or a `Diffusion`.
 
-Shapes: B pictures of H x W pixels.
+Shapes: B images of H x W pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worldtokens.tokenizers.discrete.tokenizer import DiscreteTokenizer
 
 
 class Autoencoder(Task):
-    """Trains a `DiscreteTokenizer` to give back the pictures that it reads.
+    """Trains a `DiscreteTokenizer` to give back the images that it reads.
 
     Args:
         tokenizer: what is trained; its column is ``"image"``, or give ``{"photo": ...}``. A frozen one is thawed.
@@ -54,13 +54,13 @@ class Autoencoder(Task):
         return self.tokenizers[self.column]
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Rows from `read` -> one batch, which counts for as many rows as have a picture."""
+        """Rows from `read` -> one batch, which counts for as many rows as have an image."""
         batch = super().collate(rows)
         batch["weight"] = sum(self.column in row for row in rows)
         return batch
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """As `DiscreteTokenizer.loss`; without a picture a zero that has a graph."""
+        """As `DiscreteTokenizer.loss`; without an image a zero that has a graph."""
         if self.column not in batch:
             return {"loss": sum(p.sum() for p in self.front.codec.parameters()) * 0.0}
         return self.front.loss(batch[self.column])
@@ -71,19 +71,19 @@ class Autoencoder(Task):
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> dict[str, float]:
-        """How near held-out pictures come back.
+        """How near held-out images come back.
 
         Args:
-            rows: those without a picture are left out.
-            batch_size: pictures worked on at a time.
+            rows: those without an image are left out.
+            batch_size: images worked on at a time.
 
         Returns:
-            ``mse``, the squared error of values in [0, 1] of the rounded pictures, and ``psnr``, the same in decibels;
+            ``mse``, the squared error of values in [0, 1] of the rounded images, and ``psnr``, the same in decibels;
             ``mse_colour``, that of one mean colour for each patch, unrounded; ``used`` (share) and ``perplexity`` of the
-            codebook; ``bits``, what one picture's ids cost if all were equally likely.
+            codebook; ``bits``, what one image's ids cost if all were equally likely.
 
         Raises:
-            InputError: no row has a picture.
+            InputError: no row has an image.
         """
         held = [r for r in (rows[i] for i in range(len(rows))) if r.get(self.column) is not None]
         if not held:
@@ -118,7 +118,7 @@ def from_autoencoder(folder: str, dim: int | None = None) -> DiscreteTokenizer:
         dim: width of its tokens. None: that of the saved one; else embeddings are made anew, and the codes stay the same.
 
     Raises:
-        InputError: the folder isn't a saved model, or not one of an `Autoencoder` or `DiscreteTokenizer`.
+        InputError: the folder is not a saved model, or not one of an `Autoencoder` or `DiscreteTokenizer`.
     """
     model = load(folder)
     front = model.front if isinstance(model, Autoencoder) else model

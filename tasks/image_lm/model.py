@@ -1,6 +1,6 @@
-"""A language model that draws: words from left to right, then a picture's codes from the upper left to the lower right.
+"""A language model that draws: words from left to right, then an image's codes from the upper left to the lower right.
 
-The other way to join text and pictures (DALL-E, Ramesh et al. 2021): no cross-attention and no noise, one sequence
+The other way to join text and images (DALL-E, Ramesh et al. 2021): no cross-attention and no noise, one sequence
 "caption, start, codes" read causally. Notable:
 
 - Words and codes have an embedding each and a head each, so that no text, whatever it spells, is ever a code, and
@@ -8,7 +8,7 @@ The other way to join text and pictures (DALL-E, Ramesh et al. 2021): no cross-a
 - A row that has no caption, or loses it in training, begins with one learned null. So sampling may go beyond the
   caption (classifier-free guidance: Ho & Salimans 2022), which here moves the logits of the next code.
 
-Shapes: B rows, K tokens of a caption, N codes of a picture, D width, C codes in the book.
+Shapes: B rows, K tokens of a caption, N codes of an image, D width, C codes in the book.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from worldtokens.tokens import Tokens
 
 
 class ImageLM(Task):
-    """Predicts a picture's codes one by one, from a caption and the codes before.
+    """Predicts an image's codes one by one, from a caption and the codes before.
 
         codes = wt.from_autoencoder("runs/autoencoder_emoji/last", dim=256)
         model = wt.ImageLM(wt.TextTokenizer(..., dim=256), codes, wt.Transformer(256, 6, 4))
@@ -46,14 +46,14 @@ class ImageLM(Task):
 
     Args:
         text: reads the column ``"text"``. With ``causal=False`` a caption's words read each other.
-        picture: reads the column ``"image"``: a trained `DiscreteTokenizer` with ``causal=True``. It is frozen.
+        image: reads the column ``"image"``: a trained `DiscreteTokenizer` with ``causal=True``. It is frozen.
         trunk: a Transformer or Recurrent of the front-ends' width.
         drop: chance that a row's caption is taken away in training.
         text_weight: what a nat of the caption's own words counts for in the loss beside one of the codes; above 0 the
             model also learns to write captions, and needs a causal front-end for text.
 
     Raises:
-        ValueError: widths or settings that don't fit together.
+        ValueError: widths or settings that do not fit together.
     """
 
     metric = ("bits_per_code", "min")
@@ -61,50 +61,50 @@ class ImageLM(Task):
     def __init__(
         self,
         text: TextTokenizer,
-        picture: DiscreteTokenizer,
+        image: DiscreteTokenizer,
         trunk: Part,
         drop: float = 0.1,
         text_weight: float = 0.0,
     ) -> None:
         super().__init__()
-        if len({text.dim, picture.dim, trunk.dim}) > 1:
+        if len({text.dim, image.dim, trunk.dim}) > 1:
             raise ValueError(
-                f"the words are {text.dim} wide, the codes {picture.dim}, the trunk {trunk.dim}: give them one width"
+                f"the words are {text.dim} wide, the codes {image.dim}, the trunk {trunk.dim}: give them one width"
             )
-        if not picture.causal or text.fill or (text_weight and not text.causal):
+        if not image.causal or text.fill or (text_weight and not text.causal):
             raise ValueError(
-                "codes are predicted from left to right: the picture's front-end needs causal=True, the text's fill=False, "
+                "codes are predicted from left to right: the image's front-end needs causal=True, the text's fill=False, "
                 "and causal=True where text_weight is above 0"
             )
         if not 0 <= drop < 1 or text_weight < 0:
             raise ValueError(f"drop={drop}, text_weight={text_weight}: expected 0 to below 1, and 0 or more")
-        self.tokenizers, self.trunk = nn.ModuleDict({"text": text, "image": picture.freeze()}), trunk
+        self.tokenizers, self.trunk = nn.ModuleDict({"text": text, "image": image.freeze()}), trunk
         self.drop, self.text_weight = drop, text_weight
         self.null = nn.Parameter(torch.empty(1, 1, text.dim).normal_(std=0.02))
-        self.head = nn.Linear(picture.dim, picture.codebook_size)
+        self.head = nn.Linear(image.dim, image.codebook_size)
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
     def config_args(self, folder: Path | None = None) -> dict[str, Any]:
-        return super().config_args(folder) | {"text": self.text, "picture": self.picture}
+        return super().config_args(folder) | {"text": self.text, "image": self.image}
 
     @property
     def text(self) -> TextTokenizer:
         return self.tokenizers["text"]
 
     @property
-    def picture(self) -> DiscreteTokenizer:
+    def image(self) -> DiscreteTokenizer:
         return self.tokenizers["image"]
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Rows from `read` -> one batch of those that have a picture, the number of which is what it counts for.
+        """Rows from `read` -> one batch of those that have an image, the number of which is what it counts for.
 
         ``batch["captioned"]`` tells for each of them whether it has a caption with at least one token.
         """
         held = [row for row in rows if "image" in row]
         batch = self._captions(held)
         if held:
-            batch["image"] = self.picture.collate([row["image"] for row in held])
+            batch["image"] = self.image.collate([row["image"] for row in held])
         return batch
 
     def _captions(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
@@ -119,10 +119,10 @@ class ImageLM(Task):
     # ---- forward -----------------------------------------------------------------------------------------
 
     def prefix(self, batch: Mapping[str, Any], dropped: Sequence[bool] | None = None) -> Tokens:
-        """What stands before a picture, (B, K, D): the caption, or the null where there is none or it is to be lost.
+        """What stands before an image, (B, K, D): the caption, or the null where there is none or it is to be lost.
 
         Args:
-            batch: from `collate`; its pictures aren't looked at.
+            batch: from `collate`; its images are not looked at.
             dropped: for each row whether its caption is taken away.
         """
         words = self.text(batch["text"])
@@ -146,33 +146,33 @@ class ImageLM(Task):
         Returns:
             (B, K, D) at the prefix, padded as it is, and (B, N, D), from which each code is predicted.
         """
-        x = self.trunk(beside([prefix, self.picture.embedded(ids)], follow=True)).x
+        x = self.trunk(beside([prefix, self.image.embedded(ids)], follow=True)).x
         lengths = torch.tensor([n for (n,) in prefix.layout.lengths], device=x.device)
         at = lengths[:, None] + torch.arange(ids.shape[1], device=x.device)
         return x[:, : prefix.shape[1]], x.gather(1, at[..., None].expand(-1, -1, x.shape[2]))
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch from `collate` -> logits (B, N, C) of each code, from the caption and the codes before it."""
-        ids = self.picture.encode(batch["image"]).flatten(1)
+        ids = self.image.encode(batch["image"]).flatten(1)
         return self.head(self.hidden(self.prefix(batch), ids)[1])
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Nats a code, the mean over all codes; without a picture a zero that has a graph.
+        """Nats a code, the mean over all codes; without an image a zero that has a graph.
 
         With `text_weight` ``loss`` has the captions' nats too, weighted and divided by the number of codes as well, and
         ``codes`` and ``words`` are the means of either.
         """
         if not batch["weight"]:
             return {"loss": sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0}
-        # drawn on the CPU: what is dropped decides lengths, which the device isn't asked for
+        # drawn on the CPU: what is dropped decides lengths, which the device is not asked for
         dropped = (torch.rand(batch["weight"]) < self.drop).tolist()
         prefix = self.prefix(batch, dropped)
-        ids = self.picture.encode(batch["image"]).flatten(1)
+        ids = self.image.encode(batch["image"]).flatten(1)
         words, codes = self.hidden(prefix, ids)
         total, count = token_loss(codes, self.head.weight, ids, self.head.bias)
         if not self.text_weight:
             return {"loss": total / count}
-        # the last word is followed by the picture, and a null predicts nothing
+        # the last word is followed by the image, and a null predicts nothing
         labels = F.pad(prefix.ids[:, 1:].masked_fill(~prefix.valid[:, 1:], IGNORE), (0, 1), value=IGNORE)
         said, heard = token_loss(words, self.text.embedding.weight, labels)
         both = (total + self.text_weight * said) / count
@@ -184,17 +184,17 @@ class ImageLM(Task):
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> dict[str, float]:
-        """What held-out pictures' codes cost.
+        """What held-out images' codes cost.
 
         Args:
-            rows: those without a picture are left out.
+            rows: those without an image are left out.
             batch_size: rows worked on at a time.
 
         Returns:
             ``bits_per_code``; ``bits_null``, the same without the caption; ``bits_shuffled``, with the next row's.
 
         Raises:
-            InputError: no row has a picture.
+            InputError: no row has an image.
         """
         held = [r for r in (rows[i] for i in range(len(rows))) if r.get("image") is not None]
         if not held:
@@ -205,13 +205,13 @@ class ImageLM(Task):
                 raws = [self.read(r) for r in held[i : i + batch_size]]
                 after = [*raws[1:], self.read(held[(i + len(raws)) % len(held)])]
                 batch = self.collate(raws).to(self.device)
-                ids = self.picture.encode(batch["image"]).flatten(1)
+                ids = self.image.encode(batch["image"]).flatten(1)
                 ways = self.prefix(batch), self.prefix(batch, [True] * len(raws))
                 ways = *ways, self.prefix(self._captions(after).to(self.device))
                 for name, prefix in zip(sums, ways, strict=True):
                     codes = self.hidden(prefix, ids)[1]
                     sums[name] += float(token_loss(codes, self.head.weight, ids, self.head.bias)[0])
-        count = len(held) * self.picture.count * math.log(2)
+        count = len(held) * self.image.count * math.log(2)
         return {name: total / count for name, total in sums.items()}
 
     # ---- what a person asks ------------------------------------------------------------------------------
@@ -226,27 +226,27 @@ class ImageLM(Task):
         seed: int | Sequence[int] = 0,
         batch_size: int = 64,
     ) -> Tensor:
-        """Pictures of what is asked for.
+        """Images of what is asked for.
 
         Args:
-            texts: captions, None among them for no caption; or a number of pictures without one.
+            texts: captions, None among them for no caption; or a number of images without one.
             temperature, top_k, top_p: see `Sampling`; temperature 0 takes the likeliest code each time.
-            guidance: 1 follows the caption as learnt, more exaggerates it, 0 ignores it.
-            seed: of the draws: the i-th picture has seed + i, or its own where a list is given. A picture depends on its
+            guidance: 1 follows the caption as learned, more exaggerates it, 0 ignores it.
+            seed: of the draws: the i-th image has seed + i, or its own where a list is given. An image depends on its
                 own seed and caption alone, not on its batch.
-            batch_size: pictures drawn at a time.
+            batch_size: images drawn at a time.
 
         Returns:
             (B, 3, H, W) uint8.
 
         Raises:
-            InputError: a caption isn't text, or numbers that don't fit.
+            InputError: a caption is not text, or numbers that do not fit.
         """
         rows = asked(texts, {"text": self.text})
         seeds = [seed + i for i in range(len(rows))] if isinstance(seed, int) else list(seed)
         if len(seeds) != len(rows):
-            raise InputError(f"{len(seeds)} seeds for {len(rows)} pictures: give one each, or one number")
-        drawn = [torch.zeros(0, self.picture.count, dtype=torch.int64)]
+            raise InputError(f"{len(seeds)} seeds for {len(rows)} images: give one each, or one number")
+        drawn = [torch.zeros(0, self.image.count, dtype=torch.int64)]
         with evaluating(self):
             for i in range(0, len(rows), batch_size):
                 how = Sampling(
@@ -254,13 +254,13 @@ class ImageLM(Task):
                 )
                 drawn.append(self._draw(rows[i : i + batch_size], how, guidance))
             ids = torch.cat(drawn)
-            parts = [self.picture.decode(part, torch.uint8) for part in ids.split(batch_size)]
+            parts = [self.image.decode(part, torch.uint8) for part in ids.split(batch_size)]
         return torch.cat(parts).cpu()
 
     @torch.inference_mode()
     def _draw(self, rows: Sequence[Mapping[str, Any]], how: Sampling, guidance: float) -> Tensor:
         """Rows of captions -> the codes drawn for them, (B, N)."""
-        front, b = self.picture, len(rows)
+        front, b = self.image, len(rows)
         # for every row whether its caption is left out; with guidance each is read both ways
         dropped = [guidance == 0] * b
         both = guidance not in (0, 1) and any(len(row.get("text", ())) for row in rows)

@@ -2,7 +2,7 @@
 
 The search knows no model: it asks `step` for the scores of the next token and tells `select` which rows go on, so any
 trunk with a cache will do. What is kept, how lengths are weighed and when a row is done follow Hugging Face's
-`generate(num_beams=...)`, so the same model gives the same answers. Rows don't touch each other: a batch gives what one
+`generate(num_beams=...)`, so the same model gives the same answers. Rows do not touch each other: a batch gives what one
 by one gives, and a row that is done is taken out of the batch.
 
 Shapes: B rows, R = B x beams rows at work, V vocabulary.

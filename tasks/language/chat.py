@@ -57,7 +57,7 @@ class ChatModel(LanguageModel):
             stop, stream: as in `generate`.
 
         Raises:
-            InputError: no template, messages that it doesn't take, or more of them than the context holds.
+            InputError: no template, messages that it does not take, or more of them than the context holds.
         """
         if self.template is None:
             raise InputError(

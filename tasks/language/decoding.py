@@ -154,7 +154,7 @@ class _Row:
             if len(self.ids) == self.limit:
                 self.finish = "length"
         if self.finish and self.spelling is not None:
-            # a character that the length cut in two isn't shown at all
+            # a character that the length cut in two is not shown at all
             self.held += self.spelling.end().rstrip("\ufffd")
         return self._release()
 
@@ -203,7 +203,7 @@ def decode(
         sampling: how they are drawn.
         front: spells them; None: no text and no stop strings.
         ends: ids that end a row, such as ``{front.end_id}``.
-        stop: strings that end a row; they and what follows aren't part of its text.
+        stop: strings that end a row; they and what follows are not part of its text.
         prompts: ids before, for the repetition penalty.
         select: keeps these rows (1-D int64) of the step function's memory, e.g. ``cache.select``; finished rows then
             leave the batch. None: they are fed on, unheard.
@@ -250,7 +250,7 @@ def decode_pieces(
 ) -> Iterator[tuple[int, str]]:
     """`decode` as an iterator over (row, piece of text); its return value is the list of continuations."""
     if isinstance(stop, str) or not all(stop):
-        raise InputError(f"stop={stop!r}, expected a list of strings that aren't empty")
+        raise InputError(f"stop={stop!r}, expected a list of strings that are not empty")
     if stop and front is None:
         raise InputError("stop strings need a front-end that spells the ids")
     b, v = logits.shape

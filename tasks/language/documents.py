@@ -19,7 +19,7 @@ from worldtokens.tokenizers.base import Batch
 
 
 class Piece(NamedTuple):
-    """Inputs (n,) of one window and what follows each of them (n,), IGNORE where it isn't to be predicted."""
+    """Inputs (n,) of one window and what follows each of them (n,), IGNORE where it is not to be predicted."""
 
     ids: Tensor
     labels: Tensor

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE = -100  # the label of a place that isn't predicted, as in torch's cross_entropy
+IGNORE = -100  # the label of a place that is not predicted, as in torch's cross_entropy
 
 
 def token_loss(
@@ -30,7 +30,7 @@ def token_loss(
     Args:
         hidden: (..., D), what the head reads.
         weight: (V, D), a free head or the embedding itself.
-        labels: (...) int64, 0 to V - 1, or IGNORE for places that don't count.
+        labels: (...) int64, 0 to V - 1, or IGNORE for places that do not count.
         bias: (V,) or None.
         chunk: tokens whose logits are held at a time. None: as many as take 2 MB on a CPU, 512 MB
             elsewhere, and 256 at least.
@@ -41,7 +41,7 @@ def token_loss(
         a graph. The mean is ``sum / count.clamp(min=1)``; sums of several batches may be added first.
 
     Raises:
-        ValueError: shapes or settings that don't fit together.
+        ValueError: shapes or settings that do not fit together.
     """
     if labels.shape != hidden.shape[:-1]:
         raise ValueError(
@@ -57,7 +57,7 @@ def token_loss(
     flat, target = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     count = (target != IGNORE).sum()
     if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-        # a look costs nothing here, and places that don't count then cost nothing either
+        # a look costs nothing here, and places that do not count then cost nothing either
         keep = int(count)
         places = _counting_first(target, keep)
         if places is not None:
@@ -76,7 +76,7 @@ def token_loss(
 def _counting_first(target: Tensor, keep: int) -> Tensor | None:
     """Places of the labels that count, and a few others so that their number is one of few; None: take all.
 
-    oneDNN writes its code anew for every number of rows that it hasn't met (see `backbone/attention.py`).
+    oneDNN writes its code anew for every number of rows that it has not met (see `backbone/attention.py`).
     """
     step = max(16, 1 << max(0, keep.bit_length() - 4))
     rows = -(-keep // step) * step

@@ -50,7 +50,7 @@ class LanguageModel(Task):
             where that is None.
 
     Raises:
-        ValueError: widths or settings that don't fit together.
+        ValueError: widths or settings that do not fit together.
     """
 
     metric = ("bits_per_byte", "min")
@@ -114,7 +114,7 @@ class LanguageModel(Task):
         """One row -> the ids of its whole text, however long, and in training where its first window ends.
 
         Raises:
-            InputError: the row has no text, or it isn't a str.
+            InputError: the row has no text, or it is not a str.
         """
         value = row.get(self.column)
         if isinstance(value, list) and value:
@@ -188,7 +188,7 @@ class LanguageModel(Task):
 
         Predicted, and counted, are all tokens of a text but its first id; where the front-end puts a start token, these
         are the whole text. The end token's bits count, and it has no bytes. A text's bytes are those of its UTF-8, after
-        the front-end's own cleaning, less the first token's where that isn't predicted. So bits per byte compare
+        the front-end's own cleaning, less the first token's where that is not predicted. So bits per byte compare
         models of different vocabularies.
 
         Args:
@@ -249,7 +249,7 @@ class LanguageModel(Task):
             prompts: texts of any different lengths, continued together, each as if alone; or one.
             max_new_tokens: the most tokens to add.
             temperature, top_k, top_p, min_p, repetition_penalty, seed: see `Sampling`; temperature 0 is greedy.
-            stop: strings that end a continuation and aren't part of it.
+            stop: strings that end a continuation and are not part of it.
             stream: called with (row, piece of text) as the text comes, never with half a character.
             special: prompts may spell special tokens, as templates do.
 

@@ -1,4 +1,4 @@
-"""How good a space is, judged by classes that it wasn't trained on: a linear probe, and classes told in words.
+"""How good a space is, judged by classes that it was not trained on: a linear probe, and classes told in words.
 
 Notable: both read vectors alone, so any model with `embed(column, sources)` can be judged; the probe takes `features` where a
 model has them, what stands before the projection into the shared space (as Radford et al. 2021 did). It is logistic
@@ -214,7 +214,7 @@ def _samples(
     classes: Sequence[Hashable],
     batch_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """(n, D) float64 features and (n,) class numbers, -1 for a class that isn't known; on the CPU."""
+    """(n, D) float64 features and (n,) class numbers, -1 for a class that is not known; on the CPU."""
     number = {c: i for i, c in enumerate(classes)}
     sources, y = [], []
     for row in rows:

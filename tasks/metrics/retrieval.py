@@ -91,7 +91,7 @@ def between(vectors: Mapping[str, Tensor], ids: Mapping[str, Sequence[Hashable]]
 
     Args:
         vectors: kind -> (n, D) embeddings of unit length.
-        ids: kind -> the n ids of its vectors; one id may come several times (captions of one picture): each is a
+        ids: kind -> the n ids of its vectors; one id may come several times (captions of one image): each is a
             query, and as candidates any of them is a hit.
 
     Returns:

@@ -26,7 +26,7 @@ def text_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
         0 and more) and ``exact`` (share of answers equal to a reference, capitals and white space set aside).
 
     Raises:
-        InputError: the packages that measure aren't installed, or answers and references don't go together.
+        InputError: the packages that measure are not installed, or answers and references do not go together.
     """
     if len(answers) != len(references) or not answers or not all(references):
         raise InputError(
@@ -35,7 +35,7 @@ def text_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
     try:
         import sacrebleu
     except ImportError as e:
-        raise InputError(f"BLEU and chrF are sacrebleu's, which isn't installed: {WAY_OUT}") from e
+        raise InputError(f"BLEU and chrF are sacrebleu's, which is not installed: {WAY_OUT}") from e
     most = max(map(len, references))
     columns = [[r[i] if i < len(r) else None for r in references] for i in range(most)]
     return {
@@ -50,12 +50,12 @@ def word_error_rate(answers: Sequence[str], references: Sequence[Sequence[str]])
     """Substituted, left out and added words of all answers for each word of their nearest references.
 
     Raises:
-        InputError: jiwer isn't installed.
+        InputError: jiwer is not installed.
     """
     try:
         import jiwer
     except ImportError as e:
-        raise InputError(f"the word error rate is jiwer's, which isn't installed: {WAY_OUT}") from e
+        raise InputError(f"the word error rate is jiwer's, which is not installed: {WAY_OUT}") from e
     errors = words = 0
     for answer, right in zip(answers, references, strict=True):
         counted = []
@@ -72,7 +72,7 @@ def word_error_rate(answers: Sequence[str], references: Sequence[Sequence[str]])
 
 
 def exact_share(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Share of answers that are a reference, word for word; capitals and white space don't count."""
+    """Share of answers that are a reference, word for word; capitals and white space do not count."""
 
     def plain(text: str) -> str:
         return " ".join(text.casefold().split())

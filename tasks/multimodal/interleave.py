@@ -1,4 +1,4 @@
-"""Conversations with media -> rows of tokens: text and pictures (sounds, clips) in the order in which they are said.
+"""Conversations with media -> rows of tokens: text and images (sounds, clips) in the order in which they are said.
 
 Everything that a forward pass must know is settled here on the CPU: where each medium's tokens stand, in which order
 tokens are read, and what is to be predicted.
@@ -22,7 +22,7 @@ from worldtokens.tokenizers.text.chat_template import Chat
 
 
 class Medium(NamedTuple):
-    """A picture, sound, ... in a conversation."""
+    """An image, sound, ... in a conversation."""
 
     column: str  # whose front-end reads it
     raw: Any
@@ -33,7 +33,7 @@ class Line(NamedTuple):
     """A conversation as one row."""
 
     ids: Tensor  # (N,) int64, padding where a medium's tokens stand
-    labels: Tensor  # (N,) int64, what follows each token, IGNORE where it isn't to be predicted
+    labels: Tensor  # (N,) int64, what follows each token, IGNORE where it is not to be predicted
     block: Tensor  # (N,) int32: text counts on, a medium's tokens share one number
     media: list[tuple[int, Medium]]  # with the place of the first token
 
@@ -47,7 +47,7 @@ def taught(chat: Chat, ends: Collection[int], pad: int) -> Line:
     """A conversation with its answers: what the assistant says is predicted, up to and with the first of `ends`.
 
     Raises:
-        InputError: the template writes a question otherwise once it is answered, so the answer's place can't be told.
+        InputError: the template writes a question otherwise once it is answered, so the answer's place cannot be told.
     """
     whole, media, at, parts = chat.text(), [m for ms in chat.media for m in ms], 0, []
 
@@ -114,7 +114,7 @@ def fitted(
 ) -> Line:
     """A conversation as a row of at most `context` tokens: its oldest messages are left out whole, so that no medium is cut.
 
-    What a system says at the beginning stays, and what is left begins with a message that isn't an answer.
+    What a system says at the beginning stays, and what is left begins with a message that is not an answer.
 
     Raises:
         InputError: the last question alone is too long.
@@ -144,7 +144,7 @@ def rows_of(lines: Sequence[Line], pad: int, fronts: Mapping[str, Any]) -> Batch
         and `sizes` (column -> tokens of each).
 
     Raises:
-        InputError: a row without a token, or media that can't be collated.
+        InputError: a row without a token, or media that cannot be collated.
     """
     lengths = tuple(len(line.ids) for line in lines)
     if not all(lengths):

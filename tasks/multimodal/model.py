@@ -1,4 +1,4 @@
-"""A language model that is shown things: pictures, sounds and clips stand among the words of one sequence.
+"""A language model that is shown things: images, sounds and clips stand among the words of one sequence.
 
 Each medium's tokens (its front-end's, then an encoder's where there is one) go through a bridge into the language model's
 width, and stand where the conversation has them, several to a text and in any order. A medium's tokens read each other
@@ -46,7 +46,7 @@ class MultimodalLM(Task):
     """Answers questions about what it is shown.
 
     A row is ``{"messages": [...]}``, each a dict of ``"role"`` and ``"content"``; a content is a str, or a list of str and
-    media such as ``{"image": path}``. What the ``"assistant"`` says is learnt, all else is read.
+    media such as ``{"image": path}``. What the ``"assistant"`` says is learned, all else is read.
 
     Args:
         language: a `LanguageModel` or `ChatModel`.
@@ -59,7 +59,7 @@ class MultimodalLM(Task):
         freeze_language: the language model keeps its weights.
 
     Raises:
-        ValueError: widths, columns or settings that don't fit together.
+        ValueError: widths, columns or settings that do not fit together.
     """
 
     metric = ("exact", "max")
@@ -117,7 +117,7 @@ class MultimodalLM(Task):
         """One row -> its messages with the media read.
 
         Raises:
-            InputError: no messages, or a content that can't be read.
+            InputError: no messages, or a content that cannot be read.
         """
         if not isinstance(row.get("messages"), list | tuple) or not row["messages"]:
             raise InputError(
@@ -279,7 +279,7 @@ class MultimodalLM(Task):
             stop, stream: as in `LanguageModel.generate`.
 
         Raises:
-            InputError: a conversation that can't be read, or whose last question is longer than the context.
+            InputError: a conversation that cannot be read, or whose last question is longer than the context.
         """
         how = Sampling(repetition_penalty, temperature, top_k, top_p, min_p, seed)
         one = isinstance(messages, str) or (bool(messages) and isinstance(messages[0], Mapping))
@@ -319,7 +319,7 @@ class MultimodalLM(Task):
             max_new_tokens: of the answers written, greedily; 0: none are, and ``exact`` is left out.
 
         Raises:
-            InputError: no rows, or one that doesn't end in the assistant's words.
+            InputError: no rows, or one that does not end in the assistant's words.
         """
         if not len(rows):
             raise InputError("no rows to evaluate")

@@ -48,7 +48,7 @@ def look(model: EncoderDecoder, source: Mapping[str, Any], text: str) -> Looking
     """
     if not hasattr(model.decoder, "blocks") and not hasattr(model.decoder, "seen"):
         raise InputError(
-            f"a {type(model.decoder).__name__} decoder doesn't attend to its context: there is no map"
+            f"a {type(model.decoder).__name__} decoder does not attend to its context: there is no map"
         )
     with evaluating(model):
         batch = model.collate([model.read({**source, model.text: text})]).to(model.device)
@@ -62,7 +62,7 @@ def look(model: EncoderDecoder, source: Mapping[str, Any], text: str) -> Looking
 
 
 def pieces(front: TextTokenizer, ids: Sequence[int]) -> list[str]:
-    """Each id spelt out; a part of a character, and what can't be printed, shows as a replacement sign."""
+    """Each id spelt out; a part of a character, and what cannot be printed, shows as a replacement sign."""
     return [_shown(front.spell(i)) for i in ids]
 
 

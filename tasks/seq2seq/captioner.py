@@ -1,4 +1,4 @@
-"""Telling in words what a picture, a sound or a clip holds: a decoder reads its tokens by cross-attention.
+"""Telling in words what an image, a sound or a clip holds: a decoder reads its tokens by cross-attention.
 
 Speech-to-text is the same class with a front-end for sound. The first such model was Show, Attend and Tell (Xu et al.
 2015); the form here, one encoder and one decoder of the same blocks, is Vaswani et al.'s (2017), and Whisper's.
@@ -42,7 +42,7 @@ class Captioner(EncoderDecoder):
             batch_size: sources worked on at a time.
 
         Raises:
-            InputError: a source can't be read.
+            InputError: a source cannot be read.
         """
         how = {"beams": beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
         return self.answer(sources, batch_size, prefix=prefix, **how)
@@ -55,7 +55,7 @@ class Captioner(EncoderDecoder):
             text: what it is told to write. None: its own caption.
 
         Raises:
-            InputError: the source can't be read, or the decoder has no attention to its context.
+            InputError: the source cannot be read, or the decoder has no attention to its context.
         """
         row = source if isinstance(source, Mapping) else {self.sources[0]: source}
         return look(self, row, self.caption([row])[0] if text is None else text)

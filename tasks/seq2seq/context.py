@@ -47,7 +47,7 @@ def beside(parts: Sequence[Tokens], follow: bool = False) -> Tokens:
         at += part.shape[1]
     counts = [len(row) for row in places]
     longest = max(counts)
-    # what fills a row up is taken from its own first place and isn't valid
+    # what fills a row up is taken from its own first place and is not valid
     index = torch.tensor([row + [0] * (longest - len(row)) for row in places], device=joined.device)
     index = index.view(len(places), longest).long()
     fields = {}

@@ -1,7 +1,7 @@
 """What captioning, speech-to-text and translation share: a decoder writes text and reads a context by cross-attention.
 
 The text column is written, all the others are read: their tokens are set side by side and, where there is an encoder,
-read each other first. So a picture, a sound, a clip or a sentence as the source is a matter of the front-end alone.
+read each other first. So an image, a sound, a clip or a sentence as the source is a matter of the front-end alone.
 
 Shapes: B rows, N text tokens, K context tokens, D width, P prefix ids.
 """
@@ -48,7 +48,7 @@ class EncoderDecoder(Task):
             ``"chrf"``, ``"wer"`` or ``"exact"``.
 
     Raises:
-        ValueError: columns, widths or settings that don't fit together.
+        ValueError: columns, widths or settings that do not fit together.
     """
 
     written = "text"
@@ -133,7 +133,7 @@ class EncoderDecoder(Task):
         """Ids of special ids or tokens; None gives the usual beginning.
 
         Raises:
-            InputError: no id at all, or a token that the vocabulary hasn't.
+            InputError: no id at all, or a token that the vocabulary has not.
         """
         front = self.front
         if prefix is None:
@@ -279,7 +279,7 @@ class EncoderDecoder(Task):
             how: `beams`, `max_new_tokens`, `length_penalty`, `prefix`, as in `write`.
 
         Raises:
-            InputError: a source can't be read.
+            InputError: a source cannot be read.
         """
         out = []
         with evaluating(self):

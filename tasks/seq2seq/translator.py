@@ -46,7 +46,7 @@ class Translator(EncoderDecoder):
             batch_size: texts worked on at a time.
 
         Raises:
-            InputError: a text can't be read.
+            InputError: a text cannot be read.
         """
         texts = [texts] if isinstance(texts, str) else texts
         how = {"beams": beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}

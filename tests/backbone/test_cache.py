@@ -73,7 +73,7 @@ def rows(draw):
 def test_any_tokens_in_any_chunks(trunks, name, drawn, max_len):
     """Left out, packed and prefix tokens alike: a chunk reads what the rule shows of all tokens so far.
 
-    A token already read isn't updated by later ones, so blocks are made to rise from chunk to chunk.
+    A token already read is not updated by later ones, so blocks are made to rise from chunk to chunk.
     """
     sizes, valid, segment, block = drawn
     chunk = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -119,7 +119,7 @@ def test_prompts_of_different_length_go_on_as_each_alone(trunks, name, lengths, 
 
 @given(name_of, st.integers(1, 4), st.integers(0, 5), splits)
 def test_a_prefix_read_together_then_text(trunks, name, pictures, words, steps):
-    """A picture's tokens read each other, the words count on; the blocks in the cache decide."""
+    """An image's tokens read each other, the words count on; the blocks in the cache decide."""
     trunk = trunks[name]
     parts = [sample(pictures, 1, "bidirectional"), *([sample(words, 2)] if words else [])]
     prompt = wt.Tokens.cat(*parts, follow=True)

@@ -1,4 +1,4 @@
-"""Cross-attention: torch's decoder, the one rule by every way of reading, contexts that aren't there."""
+"""Cross-attention: torch's decoder, the one rule by every way of reading, contexts that are not there."""
 
 import pytest
 import torch

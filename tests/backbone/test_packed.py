@@ -1,4 +1,4 @@
-"""Weights in blocks for decoding: the same numbers, the model untouched, plain where packing doesn't apply."""
+"""Weights in blocks for decoding: the same numbers, the model untouched, plain where packing does not apply."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_a_later_generation_sees_changed_weights():
             p.add_(torch.randn_like(p) * 0.3)
     after = model.continuations(prompts, 16)
     assert before != after
-    assert after == [model.continuations([p], 16)[0] for p in prompts]  # one row isn't packed
+    assert after == [model.continuations([p], 16)[0] for p in prompts]  # one row is not packed
 
 
 def test_where_it_does_not_apply_the_module_itself_is_given(monkeypatch):

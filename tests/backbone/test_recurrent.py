@@ -159,12 +159,12 @@ def test_bidirectional_reads_only_what_is_read_together(trunks):
         batch((3, 2), 0, "causal"),
         sample(3, 0, "causal").replace(layout=None),
     ):
-        with pytest.raises(ValueError, match="mustn't read later"):
+        with pytest.raises(ValueError, match="must not read later"):
             trunk(t)
         trunk(t.bidirectional())
     prefix = wt.Tokens.cat(sample(3, 0), sample(2, 1, "causal"), follow=True)
     assert prefix.layout.order == "any"
-    with pytest.raises(ValueError, match="mustn't read later"):
+    with pytest.raises(ValueError, match="must not read later"):
         trunk(prefix)
     x = sample(4, 0).x.requires_grad_()
     first = trunk(wt.Tokens(x)).x[0, 0]
@@ -196,7 +196,7 @@ def test_stepwise_equals_at_once(trunks, kind, ns, steps):
             alone = wt.Tokens.cat(sample(n, i, "causal"), *(t[i] for t in more), follow=True)
             wanted.append(trunk(alone.replace(layout=None)).x[0])
             close(torch.cat([o.x[i][o.valid[i]] for o in out]), wanted[-1])
-        # rows chosen as beam search does; the copy hasn't moved
+        # rows chosen as beam search does; the copy has not moved
         rows = [len(ns) - 1, 0, 0]
         again = trunk(kept.select(rows).follow(more[-1][rows]), cache=kept).x
         for i, row in enumerate(rows):

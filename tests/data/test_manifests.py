@@ -15,7 +15,7 @@ PNG = b"\x89PNG\r\n\x1a\n"  # enough for readers that never look inside
 
 @pytest.fixture
 def place(tmp_path):
-    """Writes files: name -> text or bytes; every picture named a.png, b.png, c.png exists."""
+    """Writes files: name -> text or bytes; every image named a.png, b.png, c.png exists."""
 
     def write(**files):
         for name in ("a.png", "b.png", "c.png"):
@@ -90,7 +90,7 @@ def test_words_of_file_names(stem, words):
 def test_folder_without_media_and_empty_caption(tmp_path, place):
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(InputError, match="found no picture"):
+    with pytest.raises(InputError, match="found no image"):
         open_rows(empty)
     root = place(a_DOT_txt=" \n")
     with pytest.raises(InputError, match=r"a\.txt: found no caption"):

@@ -76,7 +76,7 @@ def test_stamps_of_one_caption_or_series_stay_together(stamps):
 
 
 def test_a_wrong_folder_and_a_missing_tool_say_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="found no captioned picture"):
+    with pytest.raises(InputError, match="found no captioned image"):
         open_stamps(folder=tmp_path)
     monkeypatch.setenv("WORLDTOKENS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The picture sheet: every thumbnail is where it should be, whole, and the page is safe to open."""
+"""The image sheet: every thumbnail is where it should be, whole, and the page is safe to open."""
 
 import base64
 import io
@@ -53,8 +53,8 @@ def middle(sheet, box):
     return sheet.getpixel(((box[0] + box[2]) // 2, (box[1] + box[3]) // 2))
 
 
-@pytest.mark.parametrize("title", ["", "Held-out pictures"])
-@pytest.mark.parametrize("picture", [None, 0])
+@pytest.mark.parametrize("title", ["", "Held-out images"])
+@pytest.mark.parametrize("image", [None, 0])
 def test_each_thumbnail_is_in_its_cell(pictures, title, picture):
     rows = [
         Row("first", [Cell(p, 0.5) for p in pictures]),  # more than one line
@@ -125,7 +125,7 @@ def test_a_thumbnail_is_whole_unstretched_and_on_white(tmp_path):
 
 
 def test_what_cant_be_shown_gets_a_tile_that_says_so(tmp_path):
-    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "bad.png").write_bytes(b"no image")
     (tmp_path / "song.mp3").write_bytes(b"ID3")
     tiles = [thumbnail(str(tmp_path / name)) for name in ("bad.png", "song.mp3", "gone.png")]
     assert len({t.tobytes() for t in tiles}) == 3  # three different words

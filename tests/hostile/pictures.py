@@ -1,4 +1,4 @@
-"""Hostile pictures."""
+"""Hostile images."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ case(I, "no-pixels.png", "", lambda: png(head(0, 5), (b"IEND", b"")))
 case(I, "four-gigapixels.png", "pixels", lambda: png(head(65535, 65535), (b"IDAT", b""), (b"IEND", b"")))
 case(I, "text-bomb.png", "", bomb_in_text)
 case(I, "empty.jpg", "0 bytes", lambda: b"")
-case(I, "words.jpg", "none of the kinds", lambda: b"no picture at all\n" * 9)
+case(I, "words.jpg", "none of the kinds", lambda: b"no image at all\n" * 9)
 case(I, "drawing.png", "SVG", lambda: b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>')
 case(I, "postscript.jpg", "none of the kinds", lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
 case(I, "nan.tiff", "NaN", lambda: float_tiff(float("nan")))

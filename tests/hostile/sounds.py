@@ -122,7 +122,7 @@ case(A, "empty.mp3", "", lambda: b"")
 case(A, "words.mp3", "", lambda: b"la la la\n" * 200)
 case(A, "playlist.mp3", "", lambda: b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\nhttp://127.0.0.1:9/x.mp3\n")
 case(A, "concat.wav", "", lambda: b"ffconcat version 1.0\nfile /dev/zero\n")
-case(A, "picture.wav", "", lambda: picture(noise(16, 16, 3)))
+case(A, "image.wav", "", lambda: picture(noise(16, 16, 3)))
 case(A, "clip-without-sound.mp4", "no sound", lambda: film())
 case(A, "missing.wav", r"^[^\0]*wav: can't be opened \(No such file or directory\)", lambda path: None)
 case(A, "pipe.wav", "", lambda path: os.mkfifo(path))
@@ -135,5 +135,5 @@ case(W, "75108-samples.wav", 234, lambda: wav(tone(75108)))  # (75108 - 400) // 
 for n, right in ((7, 1), (368, 1), (400, 1), (719, 1), (720, 2)):
     case(W, f"{n}-samples.wav", right, lambda n=n: wav(tone(n)))
 
-case("video", "sound-alone.m4a", "no moving picture", lambda: encoded("ipod", "aac"))
-case("video", "sound.wav", "no moving picture", lambda: wav(tone(1600)))
+case("video", "sound-alone.m4a", "no moving image", lambda: encoded("ipod", "aac"))
+case("video", "sound.wav", "no moving image", lambda: wav(tone(1600)))

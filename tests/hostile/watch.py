@@ -34,7 +34,7 @@ def _once(what: str, folder: Path, numbers: list[int], answers: list[dict], stil
         ready.register(p.stdout, selectors.EVENT_READ)
         last = time.monotonic()
         while True:
-            # loading torch on a busy machine isn't a hang
+            # loading torch on a busy machine is not a hang
             limit = still if begun else max(still, 300.0)
             if not ready.select(timeout=max(0.0, last + limit - time.monotonic())):
                 p.kill()

@@ -32,7 +32,7 @@ case(T, "accents-on-one-letter.txt", 77, lambda: ("e" + "\u0301" * 100_000).enco
 case(T, "zero-byte.txt", 3, lambda: b"a\0b", plain)  # as CLIP cleans it: "ab"
 case(T, "windows-1252.txt", "byte 0x92 at 2", lambda: b"it\x92s")
 case(T, "utf-16.txt", "isn't UTF-8", lambda: "a cat".encode("utf-16"))
-case(T, "picture.txt", "isn't UTF-8", lambda: picture(noise(4, 4, 3)))
+case(T, "image.txt", "isn't UTF-8", lambda: picture(noise(4, 4, 3)))
 case(T, "surrogate.txt", "isn't UTF-8", lambda: b"a \xed\xa0\x80")
 case(T, "missing.txt", "no such file", lambda path: None)
 
@@ -71,7 +71,7 @@ case(S, "byte-0x92.csv", "line 2: holds byte 0x92", lambda: b"load,heat\n1,it\x9
 case(S, "open-quote.csv", "", lambda: b'load,heat\n"1,2\n3,4\n')
 case(S, "zero-bytes.csv", "", lambda: b"load,heat\n\0\0,\0\n")
 case(S, "field-of-a-megabyte.csv", "", lambda: b"load,heat\n" + b"1" * (1 << 20) + b",2\n")
-case(S, "picture.csv", "", lambda: picture(noise(8, 8, 3)))
+case(S, "image.csv", "", lambda: picture(noise(8, 8, 3)))
 Z = "series timed"
 case(Z, "a-row-left-out.csv", 2 * 2, lambda: stamped("0", "1", "2", "4"))
 case(Z, "backwards.csv", "doesn't come after", lambda: stamped("2", "1"))
@@ -83,7 +83,7 @@ case(Z, "endless.csv", "", lambda: stamped("0", "1e999"))
 
 
 def beside(name: str, data: bytes | str) -> dict[str, bytes]:
-    """A manifest and one picture that it may name, a.png."""
+    """A manifest and one image that it may name, a.png."""
     return {name: data if isinstance(data, bytes) else data.encode(), "a.png": picture(noise(4, 4, 3))}
 
 
@@ -108,7 +108,7 @@ for name, right, data in (
     ("address.csv", "Download it first", "image,text\nhttp://localhost/a.png,b\n"),
     ("folder-named.csv", "no file", "image,text\n..,b\n"),
     ("other-columns.csv", "found columns", "path,title\na.png,b\n"),
-    ("picture.csv", "", picture(noise(8, 8, 3))),
+    ("image.csv", "", picture(noise(8, 8, 3))),
     ("two.jsonl", 2, told(OK, "", {"text": ["a", "b"]})),
     ("bad-line.jsonl", "line 2: not JSON", told(OK, "{bad")),
     ("list.jsonl", "line 1: found a list", told([1, 2])),
@@ -139,7 +139,7 @@ NERF = {"camera_angle_x": 1.0, "frames": [{"file_path": "a", "transform_matrix":
 
 
 def scene(name: str = "cameras.json", text: str | bytes | None = None, **change) -> dict[str, bytes]:
-    """Two views of one picture, with what is changed."""
+    """Two views of one image, with what is changed."""
     facts = {"images": ["a.png", "a.png"], "intrinsics": K, "extrinsics": [np.eye(4).tolist()] * 2} | change
     facts = {k: v for k, v in facts.items() if v is not None}
     data = json.dumps(facts) if text is None else text
@@ -156,7 +156,7 @@ case(C, "two-views", 8, lambda: scene())
 case(C, "nerf", 4, lambda: nerf())
 case(C, "no-cameras", "neither cameras.json", lambda: {"a.png": picture(halves())})
 case(C, "no-intrinsics", "has no intrinsics", lambda: scene(intrinsics=None))
-case(C, "no-picture", "c.png", lambda: scene(images=["a.png", "c.png"]))
+case(C, "no-image", "c.png", lambda: scene(images=["a.png", "c.png"]))
 case(C, "outside", "outside of its folder", lambda: scene(images=["a.png", "../two-views/a.png"]))
 case(C, "absolute", "outside of its folder", lambda: scene(images=["a.png", "/dev/zero"]))
 case(C, "zero-byte", "", lambda: scene(images=["a.png", "a\0.png"]))
@@ -169,7 +169,7 @@ case(C, "nan", "NaN", lambda: scene(intrinsics=[[float("nan"), 0, 32], [0, 40, 1
 case(C, "far-away", "beyond", lambda: scene(extrinsics=far))
 case(C, "words-for-numbers", "numbers", lambda: scene(intrinsics="wide"))
 case(C, "ragged", "numbers", lambda: scene(extrinsics=[[1, 2], [3]]))
-case(C, "no-view", "at least one picture", lambda: scene(images=[], extrinsics=[]))
+case(C, "no-view", "at least one image", lambda: scene(images=[], extrinsics=[]))
 case(C, "not-json", "isn't JSON", lambda: scene(text="{'images': []}"))
 case(C, "deep", "isn't JSON", lambda: scene(text="[" * 100_000))
 case(C, "list", "holds a list", lambda: scene(text="[]"))

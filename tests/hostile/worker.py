@@ -139,7 +139,7 @@ def corpus(folder: Path, first: int) -> None:
 
 
 def warm(readers: dict, folder: Path) -> None:
-    """What libraries load at their first use isn't a file's doing."""
+    """What libraries load at their first use is not a file's doing."""
     import torch  # noqa: F401
     import trimesh  # noqa: F401
     from make import CASES

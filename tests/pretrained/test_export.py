@@ -55,7 +55,7 @@ def test_clips_towers(tmp_path):
     for rows in (1, 2, 7):
         pixels = torch.randn(rows, 3, 32, 24, generator=g)
         want = model.encode("image", pixels)
-        check(f"{rows} pictures", want, program(pixels), run(session, pixels=pixels))
+        check(f"{rows} images", want, program(pixels), run(session, pixels=pixels))
     assert facts["inputs"]["pixels"] == {"type": "float32", "shape": ["rows", 3, 32, 24]}
     assert facts["prepare"]["mean"] == list(model.tokenizers["image"].mean)
     assert facts["output"] == {"name": "embeddings"}
@@ -195,7 +195,7 @@ def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch):
         wt.export_program(clip())
     with pytest.raises(wt.InputError, match="no column 'sound'"):
         wt.export_program(clip(), "sound")
-    with pytest.raises(wt.InputError, match="a Transformer can't be exported"):
+    with pytest.raises(wt.InputError, match="a Transformer cannot be exported"):
         wt.export_program(wt.Transformer(8, 1, 2))
     series = wt.Classifier(wt.SeriesTokenizer(16), wt.Transformer(16, 1, 2), 3)
     with pytest.raises(wt.InputError, match="front-end is a SeriesTokenizer"):

@@ -50,9 +50,9 @@ def test_a_remainder_is_filled_from_the_edge_and_never_cut():
     assert out.shape == (1, 1, 4, 8) and torch.equal(out[..., :3, :5], x)
     assert (out[..., 5:] == out[..., 4:5]).all() and (out[..., 3, :] == out[..., 2, :]).all()
     assert P.pad_to_patches(out, (2, 4)) is out
-    with pytest.raises(wt.InputError, match="aren't multiples"):
+    with pytest.raises(wt.InputError, match="are not multiples"):
         P.patchify(x, (2, 4))
-    with pytest.raises(wt.InputError, match="don't fill"):
+    with pytest.raises(wt.InputError, match="do not fill"):
         P.unpatchify(torch.zeros(1, 5, 12), (2, 2), (2, 2))
 
 
@@ -104,7 +104,7 @@ def test_resampled_positions_equal_an_interpolation(old, new):
     if new[1] > 1:
         timm = resample_abs_pos_embed(table.flatten(0, 1)[None], list(new), list(old), num_prefix_tokens=0)
         assert (out.flatten(0, 1) - timm[0]).abs().max() < 1e-5
-    # the separable form, for batches in which every picture has a grid of its own
+    # the separable form, for batches in which every image has a grid of its own
     wy, wx = P.axis_weights(new[0], old[0]), P.axis_weights(new[1], old[1])
     assert (torch.einsum("yi,xj,ijd->yxd", wy, wx, table) - expected).abs().max() < 1e-5
 

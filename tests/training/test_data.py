@@ -1,4 +1,4 @@
-"""What is in a batch: on the embedded pictures, read by real front-ends and augmented by torchvision."""
+"""What is in a batch: on the embedded images, read by real front-ends and augmented by torchvision."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_cache_is_bounded_and_safe_from_in_place_transforms(clip, rows):
     with pytest.MonkeyPatch.context() as m:
         m.setattr(wt.ImageTokenizer, "read", lambda self, s: calls.append(s) or real(self, s))
         collect(batches, 0, 3, 0)
-        assert len(calls) == len(set(calls)) == len({r["image"] for r in rows})  # each picture decoded once
+        assert len(calls) == len(set(calls)) == len({r["image"] for r in rows})  # each image decoded once
     assert torch.equal(front.read(rows[0]["image"]), first) and first.any()
     small = Batches(clip, rows, Plan(rows=N, batch=N), cache=100_000)
     collect(small, 0, 2, 0)
@@ -162,7 +162,7 @@ def test_the_cache_is_bounded_and_safe_from_in_place_transforms(clip, rows):
     assert 0 < sum(v.nbytes for v in kept) <= 100_000
 
 
-# ---- rows that can't be used -----------------------------------------------------------------------------
+# ---- rows that cannot be used -----------------------------------------------------------------------------
 
 
 def test_a_bad_row_gives_its_place_to_another_and_is_reported(clip, rows, tmp_path, capsys):
@@ -209,7 +209,7 @@ def test_all_bad_rows_are_one_clear_error(clip, rows, tmp_path, workers):
     with pytest.raises(InputError, match=r"not one of \d+ rows tried.*/nowhere/\d+.png.*data.columns"):
         train(small_clip(rows), spoilt, train=run)
     with pytest.raises(InputError, match="none of this task's"):
-        train(small_clip(rows), [{"picture": "x"}] * 8, train=run)
+        train(small_clip(rows), [{"image": "x"}] * 8, train=run)
 
 
 def test_best_and_last_are_models(clip, rows, tmp_path):

@@ -123,7 +123,7 @@ def wt_loss(task, rows):
 
 
 def checkpointed(folder, like):
-    """The saved weights in a copy: a class of a test file can't be found by name everywhere."""
+    """The saved weights in a copy: a class of a test file cannot be found by name everywhere."""
     from safetensors.torch import load_file
 
     twin = copy.deepcopy(like)
@@ -132,7 +132,7 @@ def checkpointed(folder, like):
 
 
 def test_accumulation_is_a_mean_over_all_not_of_means(tmp_path):
-    """Texts of 11 and 101 bytes in two parts give the step that one batch gives; a mean of means doesn't."""
+    """Texts of 11 and 101 bytes in two parts give the step that one batch gives; a mean of means does not."""
     rows = [{"text": TEXT[200:211]}, {"text": TEXT[300:401]}]
     optim = OptimSettings(lr=0.01, warmup=0, clip=None)
     whole, parts = model(), model()
@@ -301,7 +301,7 @@ def test_a_save_that_is_killed_keeps_the_one_before(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train(model(), ROWS, train=setting(tmp_path, steps=4, resume=True))
 
-    with monkeypatch.context() as m:  # in the middle of writing: the model is there, the state isn't
+    with monkeypatch.context() as m:  # in the middle of writing: the model is there, the state is not
         m.setattr("safetensors.torch.save_file", die)
         go_on()
     assert now() == kept
@@ -436,7 +436,7 @@ def test_plain_lines_and_curves(tmp_path, capsys):
         model(), ROWS, ROWS[:9], train=setting(tmp_path, steps=6, log_every=2, eval_every=3, tensorboard=True)
     )
     out = capsys.readouterr().out
-    assert "step 6/6" in out and "rows/s" in out and "left" in out and "validation: loss" in out
+    assert "step 6/6" in out and "samples/s" in out and "left" in out and "validation: loss" in out
     assert "\x1b" not in out and len(out.splitlines()) <= 5
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

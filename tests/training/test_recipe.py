@@ -43,8 +43,8 @@ train: {steps: 6, batch_size: 16, eval_every: 3, out: OUT, device: cpu, tensorbo
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """80 real pictures with captions as a user's own folder."""
-    folder = tmp_path_factory.mktemp("pictures")
+    """80 real images with captions as a user's own folder."""
+    folder = tmp_path_factory.mktemp("images")
     write_folder(open_rows("emoji", split="train")[:80], folder)
     return folder
 
@@ -200,7 +200,7 @@ def compared(tmp_path, common, start):
     """Train on one and on two processes: (the largest difference in a weight, how far weights moved)."""
     one = run_processes([*common, "--train.out", str(tmp_path / "one")], 1, tmp_path)
     two = run_processes([*common, "--train.out", str(tmp_path / "two")], 2, tmp_path)
-    assert "trained 6 steps" in one[0] and "trained 6 steps" in two[0] and "rows/s" not in two[1]
+    assert "trained 6 steps" in one[0] and "trained 6 steps" in two[0] and "samples/s" not in two[1]
     a, b = (load_file(tmp_path / n / "last" / "model.safetensors") for n in ("one", "two"))
     moved = max(float((a[k] - v).abs().max()) for k, v in start.items())
     worst = max(float((a[k] - b[k]).abs().max()) for k in a)

@@ -4,7 +4,7 @@ Both work on a batch of waves of unequal length at once, on any device, in float
 the row would have had alone: a row's end is mirrored at its own last sample, and what lies behind a row's end is
 never read.
 
-On a CPU the frames are taken in blocks that stay in the cache, and the power spectrum isn't formed as complex
+On a CPU the frames are taken in blocks that stay in the cache, and the power spectrum is not formed as complex
 magnitudes: squares of (real, imaginary) go through a filter bank with each row written twice, which is the sum of
 squares done by the matrix product. That is most of the distance to the usual pad-stft-abs-square-matmul.
 

@@ -29,9 +29,9 @@ from worldtokens.errors import InputError
 MAX_CHANNELS = 64
 MIN_RATE, MAX_RATE = 1_000, 768_000  # Hz
 MAX_SAMPLES = 1 << 27  # per channel; 47 minutes at 48 kHz, 2.3 hours at 16 kHz, half a gigabyte
-PEAK = 8.0  # a float wave above this isn't in [-1, 1] with some overshoot, it's in another scale
+PEAK = 8.0  # a float wave above this is not in [-1, 1] with some overshoot, it's in another scale
 
-ENDLESS = 0x7FFF0000  # sizes from here on are what programs write that don't know the length: sox, ffmpeg into a pipe
+ENDLESS = 0x7FFF0000  # sizes from here on are what programs write that do not know the length: sox, ffmpeg into a pipe
 SLACK = 64  # bytes: some programs count the header in
 
 # What a decoder may raise on a damaged file; av.FFmpegError covers most of it, the others come from PyAV itself.
@@ -56,8 +56,8 @@ def read_audio(
         lossy files may overshoot 1 a little and are left so.
 
     Raises:
-        InputError: it can't be read, holds no sound or no sample, is damaged or cut short, holds NaN, isn't
-            in [-1, 1], has more than 64 channels or a rate outside 1 to 768 kHz, or isn't of the `rate` given.
+        InputError: it cannot be read, holds no sound or no sample, is damaged or cut short, holds NaN, is not
+            in [-1, 1], has more than 64 channels or a rate outside 1 to 768 kHz, or is not of the `rate` given.
     """
     name, source, own_rate = _name(source)
     if own_rate is not None and rate is not None and own_rate != rate:
@@ -66,7 +66,7 @@ def read_audio(
     if isinstance(source, np.ndarray | Tensor):
         if rate is None:
             raise InputError(
-                f"{name}: an array doesn't know its rate; give read(array, rate=...) or (array, rate)"
+                f"{name}: an array does not know its rate; give read(array, rate=...) or (array, rate)"
             )
         rate = _check_rate(rate, name)
         wave = _from_array(source, name)
@@ -149,7 +149,7 @@ def _name(source: Any) -> tuple[str, Any, int | None]:
             try:
                 source = np.asarray(source, dtype=np.float32)
             except (ValueError, TypeError) as e:
-                raise InputError(f"(wave, rate): the wave isn't an array of numbers ({e})") from e
+                raise InputError(f"(wave, rate): the wave is not an array of numbers ({e})") from e
     if isinstance(source, np.ndarray | Tensor):
         return f"array {tuple(source.shape)}", source, rate
     if isinstance(source, str | os.PathLike):
@@ -197,7 +197,7 @@ def open_media(source: Any, name: str) -> tuple[av.container.InputContainer, Any
         (container, the file to close after it, or None where the caller owns it).
 
     Raises:
-        InputError: there is no such file, or FFmpeg doesn't know what it is.
+        InputError: there is no such file, or FFmpeg does not know what it is.
     """
     file = None
     if isinstance(source, str | os.PathLike):
@@ -211,9 +211,9 @@ def open_media(source: Any, name: str) -> tuple[av.container.InputContainer, Any
             raise
         except (OSError, ValueError) as e:  # ValueError: a NUL in the path
             why = getattr(e, "strerror", None) or e  # an OSError in full would say the path again
-            raise InputError(f"{name}: can't be opened ({why}); expected a file on this machine") from e
+            raise InputError(f"{name}: cannot be opened ({why}); expected a file on this machine") from e
     try:
-        # "none" is no protocol's name: nested opens are refused, our own stream isn't a protocol
+        # "none" is no protocol's name: nested opens are refused, our own stream is not a protocol
         options = {"protocol_whitelist": "none"}
         return av.open(source, "r", container_options=options, metadata_errors="ignore"), file
     except _BROKEN as e:
@@ -232,7 +232,7 @@ def _from_file(source: Any, name: str, mono: bool, seconds: float | None) -> tup
             raise InputError(f"{name}: holds no sound; its streams are {kinds}")
         stream = streams[0]
         if stream.codec_context is None:
-            raise InputError(f"{name}: its sound is in a form that FFmpeg can't decode, or damaged")
+            raise InputError(f"{name}: its sound is in a form that FFmpeg cannot decode, or damaged")
         rate = _check_rate(stream.codec_context.sample_rate, name)
         limit = MAX_SAMPLES if seconds is None else min(MAX_SAMPLES, max(1, round(seconds * rate)))
         parts, total = [], 0
@@ -284,7 +284,7 @@ def _decode(container: Any, stream: Any, name: str, rate: int) -> Iterator[np.nd
 def _packed_if_wide(frames: Iterator[av.AudioFrame]) -> Iterator[av.AudioFrame]:
     """Interleave planar frames of 8 channels and more.
 
-    PyAV (18.1) finds the planes of a frame by walking a list up to a null that isn't there when all 8 places are
+    PyAV (18.1) finds the planes of a frame by walking a list up to a null that is not there when all 8 places are
     taken, and brings the interpreter down.
     """
     packer = None
@@ -319,8 +319,8 @@ def check_promise(container: Any, stream: Any, file: Any, name: str) -> None:
     word. Streams (MP3, MPEG-TS, a WAV written into a pipe) promise nothing and give what is there.
 
     Args:
-        container, stream: of an open file; its place isn't moved.
-        file: the binary file under it; one that can't seek isn't checked.
+        container, stream: of an open file; its place is not moved.
+        file: the binary file under it; one that cannot seek is not checked.
 
     Raises:
         InputError: names both lengths, in bytes.
@@ -352,7 +352,7 @@ def _last_packet(stream: Any) -> int:
 
 
 def _riff_end(file: Any) -> int:
-    """The byte after what a RIFF header promises: a WAV's samples, an AVI's list; 0 where it doesn't tell."""
+    """The byte after what a RIFF header promises: a WAV's samples, an AVI's list; 0 where it does not tell."""
     file.seek(0)
     head = file.read(12)
     if head[8:12] == b"AVI ":

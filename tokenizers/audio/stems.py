@@ -1,7 +1,7 @@
 """From a spectrum or a wave to vectors: the layers between a sound's features and its tokens.
 
 Each stem knows its one length formula, `grid`: how many tokens (in time, in frequency) a count of frames gives.
-`forward` uses the same one, so that a mask can't disagree with the tokens. Convolutions see zeros behind a row's
+`forward` uses the same one, so that a mask cannot disagree with the tokens. Convolutions see zeros behind a row's
 end, in the hidden layers too, as if the row had been alone.
 
 Shapes: B batch, F frames, M mel bands, T samples, D width, N tokens.
@@ -62,8 +62,8 @@ class PatchStem(nn.Module):
         n_mels: mel bands of the spectrum.
         patch: frames and bands of a patch.
         stride: frames and bands between patches, no larger than the patch. Where patches overlap, bands at the
-            top that don't fill a last patch are left out, as AST does (128 bands, 16 by 10: the top 2).
-        whole: leave out the frames at the end that don't fill a patch, as AST does with its fixed 1,024. Without
+            top that do not fill a last patch are left out, as AST does (128 bands, 16 by 10: the top 2).
+        whole: leave out the frames at the end that do not fill a patch, as AST does with its fixed 1,024. Without
             it the last patch is filled up with `blank`, so that every frame is in a token.
         blank: what frames behind the end hold.
     """
@@ -84,7 +84,7 @@ class PatchStem(nn.Module):
             )
         if n_mels < patch[1] or (stride[1] == patch[1] and n_mels % patch[1]):
             raise InputError(
-                f"{n_mels} mel bands don't divide into patches of {patch[1]}; change n_mels or patch"
+                f"{n_mels} mel bands do not divide into patches of {patch[1]}; change n_mels or patch"
             )
         self.patch, self.stride, self.whole, self.blank = patch, stride, whole, blank
         self.rows = (n_mels - patch[1]) // stride[1] + 1

@@ -2,7 +2,7 @@
 
 Notable:
 
-- a raw sound is mono at the front-end's own rate: `read` resamples, so a 48 kHz file can't pass for a 16 kHz one;
+- a raw sound is mono at the front-end's own rate: `read` resamples, so a 48 kHz file cannot pass for a 16 kHz one;
 - only as much of a file is decoded as the front-end takes, so an hour-long file costs no more than a short one;
 - spectra are computed in `forward`, for the whole batch on the model's device, always in float32;
 - one length formula (`grid`) from samples to tokens, used for masks, positions and layers alike.
@@ -28,7 +28,7 @@ from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.patches import grid_coords, sides, sincos_positions
 from worldtokens.tokens import Tokens
 
-# what a preset says where the caller doesn't: stem, mel bands, stride of patches, seconds, positions
+# what a preset says where the caller does not: stem, mel bands, stride of patches, seconds, positions
 PRESETS: dict[str, tuple] = {
     "whisper": ("conv", 80, None, 30.0, "sincos"),
     "ast": ("patches", 128, (10, 10), 10.24, "learned"),
@@ -79,7 +79,7 @@ class AudioTokenizer(Tokenizer):
         width, norm: waveform only, channels and ``"group"`` / ``"layer"`` norm of the convolutions.
 
     Raises:
-        InputError: a setting is out of its range or doesn't go with the others.
+        InputError: a setting is out of its range or does not go with the others.
     """
 
     modality = "audio"
@@ -199,7 +199,7 @@ class AudioTokenizer(Tokenizer):
             rate: Hz of a bare array.
 
         Raises:
-            InputError: it can't be read; names the file.
+            InputError: it cannot be read; names the file.
         """
         # a tenth of a second more than is kept, for the resampler's filter
         most = None if self.limit is None else self.limit / self.rate + 0.1
@@ -210,7 +210,7 @@ class AudioTokenizer(Tokenizer):
                 f"{name}: {wave.shape[1] / found:.0f} s at {self.rate} Hz is too long to hold; give `seconds`"
             )
         wave = resample(wave, found, self.rate)[0]
-        # a copy, so that what was cut off isn't kept alive nor sent between processes
+        # a copy, so that what was cut off is not kept alive nor sent between processes
         return wave[: self.limit].clone()
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:
@@ -218,7 +218,7 @@ class AudioTokenizer(Tokenizer):
         sample counts) and `rate`.
 
         Raises:
-            InputError: a sound isn't a float tensor (T,) with at least one sample, or there is none.
+            InputError: a sound is not a float tensor (T,) with at least one sample, or there is none.
         """
         if not len(raws):
             raise InputError("no sound to collate: expected at least one")

@@ -1,15 +1,15 @@
-"""Pictures -> whole numbers -> pictures, so that a language model can read and draw them.
+"""Images -> whole numbers -> images, so that a language model can read and draw them.
 
     tok = wt.DiscreteTokenizer(dim=256)          # 64 x 64 pixels -> 8 x 8 ids out of 1,000
     tok.loss(tok.collate([tok.read("a.png")]))   # train it as an autoencoder first
-    ids = tok.encode(pictures)                   # (B, 8, 8)
+    ids = tok.encode(images)                   # (B, 8, 8)
     tok.decode(ids, torch.uint8)                 # (B, 3, 64, 64)
     tok.freeze()                                 # then as a front-end: Tokens with ids
 
-Notable: the autoencoder keeps float32 weights whatever the rest runs in, because a rounded weight would give a picture
+Notable: the autoencoder keeps float32 weights whatever the rest runs in, because a rounded weight would give an image
 other ids; and its ids are made without a gradient, so a language model's loss trains the embedding alone.
 
-Shapes: B pictures, H x W pixels, h x w ids, N = h * w, D width.
+Shapes: B images, H x W pixels, h x w ids, N = h * w, D width.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from worldtokens.tokens import Tokens
 
 
 class Residual(nn.Module):
-    """Two 3 x 3 convolutions beside a straight path; norms are over one picture, so no batch mate matters."""
+    """Two 3 x 3 convolutions beside a straight path; norms are over one image, so no batch mate matters."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -84,9 +84,9 @@ class Codec(nn.Module):
 
 
 class DiscreteTokenizer(Tokenizer):
-    """Pictures -> a grid of ids out of a codebook, row by row, each embedded and told its place.
+    """Images -> a grid of ids out of a codebook, row by row, each embedded and told its place.
 
-    A picture is scaled to cover `size` and its centre cut out. Tokens read each other, or with `causal` from the first
+    An image is scaled to cover `size` and its centre cut out. Tokens read each other, or with `causal` from the first
     to the last behind a start token, as a language model needs them; `vocab_size` counts the start token, whose
     id is the last.
 
@@ -108,7 +108,7 @@ class DiscreteTokenizer(Tokenizer):
     """
 
     modality = "discrete"
-    end_id = None  # a picture ends after N ids
+    end_id = None  # an image ends after N ids
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class DiscreteTokenizer(Tokenizer):
         self.codebook_size = quantizer.size
         self.start_id = quantizer.size if causal else None
         self.vocab_size = quantizer.size + causal
-        self.count = self.grid[0] * self.grid[1]  # ids of a picture
+        self.count = self.grid[0] * self.grid[1]  # ids of an image
         self.embedding = nn.Embedding(self.vocab_size, dim)
         self.position = nn.Parameter(torch.empty(self.count + causal, dim))
         # as small as a place, or a trunk would hardly see places
@@ -168,24 +168,24 @@ class DiscreteTokenizer(Tokenizer):
         self.codec.train(mode and not self.frozen)
         return self
 
-    # ---- raw pictures ----------------------------------------------------------------------------------------
+    # ---- raw images ----------------------------------------------------------------------------------------
 
     def read(self, source: Any) -> Tensor:
-        """One picture -> RGB uint8 (3, H, W), upright, of any size; see `picture.read_image` for what is taken.
+        """One image -> RGB uint8 (3, H, W), upright, of any size; see `image.read_image` for what is taken.
 
         Raises:
-            InputError: it can't be read; names the file.
+            InputError: it cannot be read; names the file.
         """
         return read_image(source, background=self.background)
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:
-        """Raw pictures -> `pixels` (B, 3, H, W) uint8 of the one size.
+        """Raw images -> `pixels` (B, 3, H, W) uint8 of the one size.
 
         Raises:
-            InputError: a raw picture isn't uint8 (3, H, W), or there is none.
+            InputError: a raw image is not uint8 (3, H, W), or there is none.
         """
         if not len(raws):
-            raise InputError("no picture to collate: expected at least one")
+            raise InputError("no image to collate: expected at least one")
         h, w = self.size
         pixels = np.empty((len(raws), h, w, 3), np.uint8)
         for i, (out, raw) in enumerate(zip(pixels, raws, strict=True)):
@@ -195,7 +195,7 @@ class DiscreteTokenizer(Tokenizer):
             if not fits or not raw.numel():
                 found = f"{tuple(raw.shape)} {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
                 raise InputError(
-                    f"picture {i} of the batch is {found}, expected uint8 (3, H, W) as read() gives"
+                    f"image {i} of the batch is {found}, expected uint8 (3, H, W) as read() gives"
                 )
             a = np.ascontiguousarray(raw.permute(1, 2, 0).numpy())
             if a.shape[:2] != (h, w):
@@ -206,10 +206,10 @@ class DiscreteTokenizer(Tokenizer):
     # ---- the autoencoder -------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch | Tensor) -> dict[str, Tensor]:
-        """How far pictures are from what their ids give back, for training the autoencoder.
+        """How far images are from what their ids give back, for training the autoencoder.
 
         Args:
-            batch: from `collate`, or pictures (B, 3, H, W): uint8, or floats in [0, 1].
+            batch: from `collate`, or images (B, 3, H, W): uint8, or floats in [0, 1].
 
         Returns:
             `loss`, to be minimised; `mse`, the squared error of values in [0, 1]; `used` and `perplexity` of the
@@ -223,10 +223,10 @@ class DiscreteTokenizer(Tokenizer):
 
     @torch.no_grad()
     def encode(self, pictures: Batch | Tensor) -> Tensor:
-        """Pictures -> ids (B, h, w) int64, the same in every precision.
+        """Images -> ids (B, h, w) int64, the same in every precision.
 
         Args:
-            pictures: from `collate`, or (B, 3, H, W): uint8, or floats in [0, 1].
+            images: from `collate`, or (B, 3, H, W): uint8, or floats in [0, 1].
         """
         pixels = self._pixels(pictures)
         with torch.autocast(pixels.device.type, enabled=False):
@@ -234,7 +234,7 @@ class DiscreteTokenizer(Tokenizer):
 
     @torch.no_grad()
     def decode(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Ids -> pictures.
+        """Ids -> images.
 
         Args:
             ids: (B, h, w) or (B, h * w); a start token in front is left out.
@@ -255,7 +255,7 @@ class DiscreteTokenizer(Tokenizer):
             flat = flat[:, 1:]
         if flat.shape[1] != self.count or (ids.ndim == 3 and tuple(ids.shape[1:]) != self.grid):
             raise InputError(
-                f"ids are {tuple(ids.shape)}, expected {self.count} a picture, a grid of {self.grid}"
+                f"ids are {tuple(ids.shape)}, expected {self.count} an image, a grid of {self.grid}"
             )
         low, high = (int(flat.min()), int(flat.max())) if flat.numel() else (0, 0)
         if low < 0 or high >= self.codebook_size:
@@ -270,7 +270,7 @@ class DiscreteTokenizer(Tokenizer):
         return (pixels * 255).round().to(torch.uint8) if dtype == torch.uint8 else pixels.to(dtype)
 
     def usage(self, pictures: Batch | Tensor) -> dict[str, float]:
-        """How much of the codebook these pictures use: `used` (share of codes) and `perplexity`."""
+        """How much of the codebook these images use: `used` (share of codes) and `perplexity`."""
         return {k: float(v) for k, v in codebook_use(self.encode(pictures), self.codebook_size).items()}
 
     def _pixels(self, pictures: Batch | Tensor) -> Tensor:
@@ -279,7 +279,7 @@ class DiscreteTokenizer(Tokenizer):
         fits = pixels.dtype == torch.uint8 or pixels.is_floating_point()
         if not fits or pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, *self.size):
             raise InputError(
-                f"pictures are {tuple(pixels.shape)} {pixels.dtype}, expected (B, 3, {self.size[0]}, {self.size[1]}), uint8 "
+                f"images are {tuple(pixels.shape)} {pixels.dtype}, expected (B, 3, {self.size[0]}, {self.size[1]}), uint8 "
                 "or floats in [0, 1]; read() and collate() bring files to that"
             )
         return pixels.float() / (127.5 if pixels.dtype == torch.uint8 else 0.5) - 1
@@ -290,7 +290,7 @@ class DiscreteTokenizer(Tokenizer):
         """A batch on the model's device -> Tokens with `ids`, (B, N, dim), or (B, 1 + N, dim) with `causal`.
 
         Args:
-            batch: from `collate`, or pictures (B, 3, H, W): uint8, or floats in [0, 1].
+            batch: from `collate`, or images (B, 3, H, W): uint8, or floats in [0, 1].
         """
         return self.embedded(self.encode(batch).flatten(1))
 

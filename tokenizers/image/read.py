@@ -1,4 +1,4 @@
-"""Reading a picture: anything a person calls a picture -> RGB uint8 (3, H, W).
+"""Reading an image: anything a person calls an image -> RGB uint8 (3, H, W).
 
 Notable: the orientation that a camera wrote down is applied once, here; transparency is laid on a declared background,
 so that a colour hidden under alpha 0 never shows; 16-bit grey is scaled; pixels are read inside `read_image`, so that a damaged file
@@ -6,7 +6,7 @@ is an error here, with its name, and not later in a training loop. Formats that 
 and Pillow's limit on the number of pixels stays on.
 
 Colour profiles (ICC) are ignored, as they are by open_clip, torchvision and timm: published models saw their
-pictures that way.
+images that way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "MPO", "PPM", "J
            "QOI", "DDS", "PSD", "PCX", "SGI", "ICNS")  # fmt: skip
 # Pillow's own default, kept even where a program switched Pillow's off
 MAX_PIXELS = 1024**3 // 4 // 3
-# pixels converted at a time: they stay in the cache, and a huge picture needs no second copy of itself
+# pixels converted at a time: they stay in the cache, and a huge image needs no second copy of itself
 STRIP = 1 << 16
 ORIENTATION = 0x0112
 
@@ -41,7 +41,7 @@ Fit = Callable[[int, int], tuple[int, int]]
 def read_image(
     source: Any, frame: int = 0, background: tuple[int, int, int] = (255, 255, 255), fit: Fit | None = None
 ) -> Tensor:
-    """One picture from a path, bytes, file object, PIL image, numpy array or tensor.
+    """One image from a path, bytes, file object, PIL image, numpy array or tensor.
 
     Arrays have one layout each and are never guessed at: numpy is (H, W) or (H, W, C), a tensor is (C, H, W), where
     C is 1 (grey), 2 (grey + alpha), 3 (RGB) or 4 (RGBA). Types: uint8, uint16 (scaled to 8 bits), bool, or a float
@@ -49,7 +49,7 @@ def read_image(
 
     Args:
         source: a path that is a string or PathLike; other kinds as above. A PIL image is taken at the frame at
-            which it stands and isn't changed.
+            which it stands and is not changed.
         frame: which frame of an animation, or page of a TIFF, from 0.
         background: RGB, 0 to 255, what shows through transparency.
         fit: (H, W) of the file -> the (H, W) that it will be resized to. Where given, a JPEG is decoded at 1/2, 1/4
@@ -59,12 +59,12 @@ def read_image(
         (3, H, W) uint8, channels last in memory.
 
     Raises:
-        InputError: it can't be read; names the file, what was found, and the way out.
+        InputError: it cannot be read; names the file, what was found, and the way out.
     """
     if isinstance(source, np.ndarray | Tensor | Image.Image):
         if frame != 0:
             raise InputError(
-                f"frame={frame} of a {type(source).__name__}: it holds one picture, pass the frame itself"
+                f"frame={frame} of a {type(source).__name__}: it holds one image, pass the frame itself"
             )
         if isinstance(source, Image.Image):
             return _guarded(lambda: _pixels(source, background, _name(source)), _name(source))
@@ -82,15 +82,15 @@ def _guarded(read: Callable[[], Tensor], name: str) -> Tensor:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as e:
         raise InputError(
-            f"{name}: {e} More than {MAX_PIXELS:,} pixels are never decoded; make the picture smaller first"
+            f"{name}: {e} More than {MAX_PIXELS:,} pixels are never decoded; make the image smaller first"
         ) from e
     except Image.UnidentifiedImageError as e:
-        raise InputError(f"{name}: no picture that Pillow can read") from e
+        raise InputError(f"{name}: no image that Pillow can read") from e
     except (OSError, SyntaxError) as e:
-        raise InputError(f"{name}: the picture is damaged or cut short: {e}") from e
+        raise InputError(f"{name}: the image is damaged or cut short: {e}") from e
     except Exception as e:
         # decoders of old formats raise IndexError, struct.error, KeyError, OverflowError, ...
-        raise InputError(f"{name}: the picture can't be decoded: {type(e).__name__}: {e}") from e
+        raise InputError(f"{name}: the image cannot be decoded: {type(e).__name__}: {e}") from e
 
 
 # ---- files ---------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def _from_file(source: Any, frame: int, background: tuple[int, int, int], fit: F
     try:
         head = _head(stream)
         if not head:
-            raise InputError(f"{name}: is empty (0 bytes), expected a picture")
+            raise InputError(f"{name}: is empty (0 bytes), expected an image")
         if _is_svg(head):
             raise InputError(
                 f"{name}: is SVG, a drawing without pixels; render it to PNG first, e.g. rsvg-convert"
@@ -150,11 +150,11 @@ def _open(source: Any) -> tuple[BinaryIO, str]:
             far = isinstance(source, str) and source.startswith(("http://", "https://", "s3://"))
             raise InputError(f"{name}: no such file" + ("; download it first and pass its path" * far)) from e
         except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
-            raise InputError(f"{name!r}: can't be opened: {getattr(e, 'strerror', None) or e}") from e
+            raise InputError(f"{name!r}: cannot be opened: {getattr(e, 'strerror', None) or e}") from e
         # a pipe or a device could block, or never end
         if not stat.S_ISREG(mode):
             raise InputError(
-                f"{name}: is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}, expected a picture"
+                f"{name}: is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}, expected an image"
             )
         return Path(source).open("rb"), name
     if hasattr(source, "read"):
@@ -162,12 +162,12 @@ def _open(source: Any) -> tuple[BinaryIO, str]:
             data = None if source.seekable() else source.read()
             probe = source.read(0) if data is None else data
         except (AttributeError, OSError, ValueError) as e:
-            raise InputError(f"{name}: can't be read as a file: {e}") from e
+            raise InputError(f"{name}: cannot be read as a file: {e}") from e
         if not isinstance(probe, bytes):
             raise InputError(f"{name}: is open as text, expected binary: open(path, 'rb')")
         return (source if data is None else io.BytesIO(data)), name
     raise InputError(
-        f"a picture can't be read from a {type(source).__name__}: pass a path, bytes, a binary file, a PIL image, a "
+        f"an image cannot be read from a {type(source).__name__}: pass a path, bytes, a binary file, a PIL image, a "
         "numpy array (H, W, C) or a tensor (C, H, W)"
     )
 
@@ -192,7 +192,7 @@ def _check_size(im: Image.Image, name: str) -> None:
     if im.width * im.height > MAX_PIXELS:
         raise InputError(
             f"{name}: is {im.width}x{im.height}, {im.width * im.height:,} pixels, more than the {MAX_PIXELS:,} that are "
-            "decoded (a small file may hide a huge picture); make it smaller first"
+            "decoded (a small file may hide a huge image); make it smaller first"
         )
 
 
@@ -209,7 +209,7 @@ def _draft(im: Image.Image, fit: Fit) -> None:
 def _orientation(im: Image.Image) -> int:
     try:
         value = im.getexif().get(ORIENTATION, 1)
-    except Exception:  # damaged metadata around good pixels: the picture is taken as it stands
+    except Exception:  # damaged metadata around good pixels: the image is taken as it stands
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -218,7 +218,7 @@ def _orientation(im: Image.Image) -> int:
 
 
 def _pixels(im: Image.Image, background: tuple[int, int, int], name: str) -> Tensor:
-    """A PIL image in any mode -> RGB, upright, (3, H, W). Doesn't change `im`."""
+    """A PIL image in any mode -> RGB, upright, (3, H, W). Does not change `im`."""
     _check_size(im, name)
     im.load()
     orientation = _orientation(

@@ -1,4 +1,4 @@
-"""How large a picture becomes in a front-end that takes its own aspect: sizes in pixels, from a budget of patches."""
+"""How large an image becomes in a front-end that takes its own aspect: sizes in pixels, from a budget of patches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worldtokens.tokenizers.patches import grid_of
 
 
 def native_size(height: int, width: int, patch: tuple[int, int], max_tokens: int) -> tuple[int, int]:
-    """The largest (height, width), not above the picture's, of its aspect that `max_tokens` patches cover.
+    """The largest (height, width), not above the image's, of its aspect that `max_tokens` patches cover.
 
     Of all scales at which ceil(height / ph) * ceil(width / pw) stays within the budget, the largest one puts a side on
     a patch border, so it is the best over the number of rows. Sides are then rounded to whole pixels, at least 1.

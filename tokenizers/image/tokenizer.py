@@ -1,13 +1,13 @@
-"""Pictures -> Tokens: fixed size, or native aspect with as many patches as the picture needs.
+"""Images -> Tokens: fixed size, or native aspect with as many patches as the image needs.
 
 Notable:
 
 - pixels travel as uint8 and are normalised on the device, so a batch is a quarter of its float size on the way;
 - fixed-size resizing is Pillow's and gives the bytes of open_clip's and torchvision's transforms;
 - a JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8 (`draft`), which is where loading photos loses its time;
-- in native mode every picture has a patch grid of its own, and still nothing loops over pictures in `forward`.
+- in native mode every image has a patch grid of its own, and still nothing loops over images in `forward`.
 
-Shapes: B pictures, N patches, D width, P = 3 * ph * pw values of a patch.
+Shapes: B images, N patches, D width, P = 3 * ph * pw values of a patch.
 """
 
 from __future__ import annotations
@@ -48,40 +48,40 @@ FILTERS = {
 
 
 class ImageTokenizer(Tokenizer):
-    """Pictures -> one token a patch, as in ViT (Dosovitskiy 2020), or of native aspect, as in NaViT (Dehghani 2023).
+    """Images -> one token a patch, as in ViT (Dosovitskiy 2020), or of native aspect, as in NaViT (Dehghani 2023).
 
-    **Fixed size** (`size` given): resized with Pillow, then cut. **Native aspect** (`size=None`): a picture with at
+    **Fixed size** (`size` given): resized with Pillow, then cut. **Native aspect** (`size=None`): an image with at
     most `max_tokens` patches keeps its pixels as they are; a larger one is scaled down, both sides alike, until its
-    patches fit; none is scaled up. A side that isn't a multiple of the patch has its last row or column repeated up
+    patches fit; none is scaled up. A side that is not a multiple of the patch has its last row or column repeated up
     to one, so nothing is dropped and nothing is stretched (230 px in patches of 16 are 15 patches).
 
-    A token's `pos` is (0, y, x) of its patch. The class token comes first, at (0, 0, 0). All tokens of a picture read
+    A token's `pos` is (0, y, x) of its patch. The class token comes first, at (0, 0, 0). All tokens of an image read
     each other (block 0).
 
     Args:
         dim: width D of the tokens.
         patch: side of a patch in pixels, or (height, width).
-        size: side in pixels, or (height, width), of every picture; None for native aspect.
-        max_tokens: native aspect only, the largest number of patches of a picture (the class token not counted).
+        size: side in pixels, or (height, width), of every image; None for native aspect.
+        max_tokens: native aspect only, the largest number of patches of an image (the class token not counted).
         mean, std: RGB normalisation of values in [0, 1]; default: those of OpenAI's CLIP. Inception's are 0.5.
         interpolation: ``"nearest"``, ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``.
-        resize: how a picture becomes `size`: ``"crop"`` (scale to cover it, cut the centre out), ``"squash"`` (stretch)
-            or ``"pad"`` (scale to fit in, `background` around it; patches that hold background alone aren't tokens). With
-            native aspect: ``"full"`` scales every picture, up or down, to as many whole patches as `max_tokens` allows.
+        resize: how an image becomes `size`: ``"crop"`` (scale to cover it, cut the centre out), ``"squash"`` (stretch)
+            or ``"pad"`` (scale to fit in, `background` around it; patches that hold background alone are not tokens). With
+            native aspect: ``"full"`` scales every image, up or down, to as many whole patches as `max_tokens` allows.
         positions: ``"learned"`` (a table, stretched over other grids), ``"sincos"`` (2-D, fixed) or ``"none"``.
         position_grid: side, or (rows, columns), of the learned table; default: the patches of `size`, or the largest
             square within `max_tokens`.
         class_token: put a learned token before the patches.
-        background: RGB, 0 to 255, under transparency and around a ``"pad"`` picture.
+        background: RGB, 0 to 255, under transparency and around a ``"pad"`` image.
         bias: give the patch projection a bias.
         registers: learned tokens behind the class token that no patch owns (Darcet et al. 2023), at (-1, 0, 0),
             (-2, 0, 0), ...
         crop: with ``"crop"`` and ``"squash"``, the share of the resized sides that the cut keeps: timm's `crop_pct`.
-        span: count `pos` so that every picture's grid has this side, or (rows, columns): a trunk that turns by
+        span: count `pos` so that every image's grid has this side, or (rows, columns): a trunk that turns by
             positions then sees those of its training size. None: in patches.
-        centred: with `span`, count to the middles of the patches, from the middle of the picture, as DINOv3 does.
+        centred: with `span`, count to the middles of the patches, from the middle of the image, as DINOv3 does.
         draft: let JPEGs be decoded at 1/2, 1/4 or 1/8, as long as their sides stay at least twice what they are
-            resized to. The raw picture is then the smaller one. Turn off for the very pixels of open_clip's transform,
+            resized to. The raw image is then the smaller one. Turn off for the very pixels of open_clip's transform,
             or where an augmentation cuts small pieces out.
         stretch: how learned positions reach over another grid: ``"bicubic"``, ``"bilinear"``, ``"bicubic_square"`` (over
             the square of the longer side; the aspect is kept) or ``"plain"`` (without anti-aliasing, as transformers does).
@@ -170,22 +170,22 @@ class ImageTokenizer(Tokenizer):
             if table is not None:
                 nn.init.normal_(table, std=0.02)
 
-    # ---- raw pictures ----------------------------------------------------------------------------------------
+    # ---- raw images ----------------------------------------------------------------------------------------
 
     def read(self, source: Any, frame: int = 0) -> Tensor:
-        """One picture -> RGB uint8 (3, H, W), upright; see `picture.read_image` for what is taken.
+        """One image -> RGB uint8 (3, H, W), upright; see `image.read_image` for what is taken.
 
         Args:
             source: path, bytes, binary file, PIL image, numpy array (H, W[, C]) or tensor (C, H, W).
             frame: which frame of an animation, from 0.
 
         Raises:
-            InputError: it can't be read; names the file.
+            InputError: it cannot be read; names the file.
         """
         return read_image(source, frame, self.background, self.scaled if self.draft else None)
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
-        """The (height, width) in pixels that a picture is resized to, before any cutting or padding."""
+        """The (height, width) in pixels that an image is resized to, before any cutting or padding."""
         if self.size is None:
             fit = full_size if self.resize == "full" else native_size
             return fit(height, width, self.patch, self.max_tokens)
@@ -201,7 +201,7 @@ class ImageTokenizer(Tokenizer):
         return max(h, round(height / ratio)), max(w, round(width / ratio))
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:
-        """Raw pictures -> one batch of uint8.
+        """Raw images -> one batch of uint8.
 
         Returns:
             Fixed size: `pixels` (B, 3, h, w); with ``resize="pad"`` also `keep` (B, n), the places in the grid of the
@@ -209,18 +209,18 @@ class ImageTokenizer(Tokenizer):
             `lengths`, and for learned positions each token's weights on the table's rows and columns.
 
         Raises:
-            InputError: a raw picture isn't uint8 (3, H, W), or there is none.
+            InputError: a raw image is not uint8 (3, H, W), or there is none.
         """
         if not len(raws):
-            raise InputError("no picture to collate: expected at least one")
+            raise InputError("no image to collate: expected at least one")
         for i, raw in enumerate(raws):
             if not isinstance(raw, Tensor) or raw.dtype != torch.uint8 or raw.ndim != 3 or raw.shape[0] != 3:
                 found = f"{tuple(raw.shape)} {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
                 raise InputError(
-                    f"picture {i} of the batch is {found}, expected uint8 (3, H, W) as read() gives"
+                    f"image {i} of the batch is {found}, expected uint8 (3, H, W) as read() gives"
                 )
             if not raw.numel():
-                raise InputError(f"picture {i} of the batch is {tuple(raw.shape)}: holds no pixel")
+                raise InputError(f"image {i} of the batch is {tuple(raw.shape)}: holds no pixel")
         return self._collate_native(raws) if self.size is None else self._collate_fixed(raws)
 
     def _collate_fixed(self, raws: Sequence[Tensor]) -> Batch:
@@ -251,7 +251,7 @@ class ImageTokenizer(Tokenizer):
         corner: tuple[int, int] = (0, 0),
         cut: tuple[int, int] | None = None,
     ) -> np.ndarray:
-        """Resize a picture and cut a window out: (3, H, W) -> (h, w, 3)."""
+        """Resize an image and cut a window out: (3, H, W) -> (h, w, 3)."""
         cut = cut or to
         a = raw.permute(1, 2, 0).numpy()
         if tuple(raw.shape[1:]) == to:
@@ -261,14 +261,14 @@ class ImageTokenizer(Tokenizer):
         if rows * columns <= 64 * h * w:
             im = im.resize((columns, rows), FILTERS[self.interpolation])
             return np.asarray(im)[top : top + h, left : left + w]
-        # a very thin picture covers the window only when it is enormous: compute the window alone (Pillow rounds
+        # a very thin image covers the window only when it is enormous: compute the window alone (Pillow rounds
         # between its two passes in another order then, so values differ by a few levels)
         sy, sx = raw.shape[1] / rows, raw.shape[2] / columns
         box = (left * sx, top * sy, (left + w) * sx, (top + h) * sy)
         return np.asarray(im.resize((w, h), FILTERS[self.interpolation], box=box))
 
     def _keep_inside(self, batch: Batch, boxes: Sequence[tuple[int, int, int, int]]) -> None:
-        """Note which patches hold picture, when not all do: their places in the grid, moved to the left."""
+        """Note which patches hold image, when not all do: their places in the grid, moved to the left."""
         (ph, pw), grid = self.patch, grid_of(self.size, self.patch)
         yx = grid_coords(grid)
         top, left, bottom, right = torch.tensor(boxes).T[..., None]  # each (B, 1)
@@ -306,14 +306,14 @@ class ImageTokenizer(Tokenizer):
         """A batch on the model's device -> its tokens.
 
         Args:
-            batch: from `collate`; or pictures of one shape as a plain tensor (B, 3, H, W), either uint8 or a float
-                type **already normalised**. H and W needn't be `size`: learned positions are stretched then.
+            batch: from `collate`; or images of one shape as a plain tensor (B, 3, H, W), either uint8 or a float
+                type **already normalised**. H and W need not be `size`: learned positions are stretched then.
 
         Returns:
             (B, N, D), with one token more for the class token.
 
         Raises:
-            InputError: a plain tensor isn't (B, 3, H, W), or of another type.
+            InputError: a plain tensor is not (B, 3, H, W), or of another type.
         """
         if isinstance(batch, Tensor):
             if (
@@ -322,7 +322,7 @@ class ImageTokenizer(Tokenizer):
                 or not (batch.is_floating_point() or batch.dtype == torch.uint8)
             ):
                 raise InputError(
-                    f"pictures are {tuple(batch.shape)} {batch.dtype}, expected (B, 3, H, W), uint8 or normalised floats"
+                    f"images are {tuple(batch.shape)} {batch.dtype}, expected (B, 3, H, W), uint8 or normalised floats"
                 )
             batch = Batch(pixels=batch)
         if "patches" in batch:

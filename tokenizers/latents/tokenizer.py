@@ -60,7 +60,7 @@ class TriplaneTokenizer(Tokenizer):
                 under the name `planes` if it holds several.
 
         Raises:
-            InputError: it can't be read, or isn't finite numbers of that shape, the sides multiples of `patch`.
+            InputError: it cannot be read, or is not finite numbers of that shape, the sides multiples of `patch`.
         """
         if isinstance(source, np.ndarray | Tensor):
             name, a = f"<{type(source).__name__.lower()}>", source
@@ -163,7 +163,7 @@ class LatentTokenizer(Tokenizer):
         if tokenizer is not None and latents is None:
             raise InputError("tokenizer= needs latents=, the number of tokens that each sample becomes")
         (self.dim,) = sides(dim, 1, "dim")
-        # not named `tokenizer`, since the planes' front-end isn't an argument
+        # not named `tokenizer`, since the planes' front-end is not an argument
         self.front = TriplaneTokenizer(dim, channels, patch) if tokenizer is None else tokenizer
         self.resampler = None
         if latents is not None:

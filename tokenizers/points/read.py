@@ -61,7 +61,7 @@ def read_geometry(source: Any) -> Geometry:
             (V, 3 + C) numbers as ndarray or tensor; or an object with `vertices` and perhaps `faces`.
 
     Raises:
-        InputError: it can't be read; names the file, what was found, and the way out.
+        InputError: it cannot be read; names the file, what was found, and the way out.
     """
     if isinstance(source, np.ndarray | Tensor):
         a = source.detach().cpu().double().numpy() if isinstance(source, Tensor) else source
@@ -91,7 +91,7 @@ def read_geometry(source: Any) -> Geometry:
         raise InputError(f"{name}: needs more memory than there is") from e
     except Exception as e:  # parsers raise whatever a damaged file leads them to
         raise InputError(
-            f"{name}: can't be read as {kind.upper()}, it is damaged, cut short or of another kind "
+            f"{name}: cannot be read as {kind.upper()}, it is damaged, cut short or of another kind "
             f"({type(e).__name__}: {str(e)[:200]}); open and save it again with a mesh program"
         ) from e
 
@@ -262,7 +262,7 @@ def _triangles(faces: np.ndarray, v: int, name: str) -> np.ndarray:
 
 
 def _promised_faces(data: bytes, kind: str, name: str) -> int | None:
-    """How many faces there must at least be, where a parser wouldn't miss them; checks the size of text."""
+    """How many faces there must at least be, where a parser would not miss them; checks the size of text."""
     if kind == "off":
         text = re.sub(r"#[^\n]*", "", read_text(data, name))
         head = re.search(r"OFF\s*(\d+)\s+(\d+)[^\n]*", text)
@@ -289,7 +289,7 @@ def _promised_faces(data: bytes, kind: str, name: str) -> int | None:
 
 
 def _check_ascii_ply(text: str, name: str) -> None:
-    """Compare what a list says of its length with its line, which trimesh doesn't."""
+    """Compare what a list says of its length with its line, which trimesh does not."""
     header, _, body = text.partition("end_header")
     lines = body.splitlines()[1:]
     at = 0
@@ -328,7 +328,7 @@ def _check_gltf(data: bytes, kind: str, name: str) -> None:
     accessors = tree.get("accessors", [])
     if packed or any("sparse" in a for a in accessors):
         what = ", ".join(sorted(packed)) or "sparse accessors"
-        raise InputError(f"{name}: uses {what}, which isn't read here; export it without compression")
+        raise InputError(f"{name}: uses {what}, which is not read here; export it without compression")
     views = sum(v["byteLength"] for v in tree.get("bufferViews", []))
     unfolded = sum(a["count"] * 64 for a in accessors)  # 64 bytes: the largest item, a 4 x 4 matrix
     if max(views, unfolded // 4) > 2 * MAX_BYTES or min([0, *(a["count"] for a in accessors)]) < 0:

@@ -3,7 +3,7 @@
 Notable: a cloud is a set, so nothing may depend on the order of its points. Points are put in the order of their
 coordinates first, after which every later choice (the first pick, ties) can be made by index. Distances are computed
 without matrix products, so that a tie stays a tie in any batch and on any device; coordinates travel as bits, so
-that half-precision weights don't round them and change which points are picked.
+that half-precision weights do not round them and change which points are picked.
 
 Shapes: B clouds, N points, G patches, K neighbours, C extra columns, D width.
 """
@@ -32,13 +32,13 @@ class PointTokenizer(Tokenizer):
     Centres are picked by farthest point sampling, beginning with the point farthest from the middle of the bounding
     box; a patch is a centre's nearest neighbours, itself among them, relative to it, through a small PointNet (two
     shared layers, their maximum joined to each point, two more layers, maximum). Norms are LayerNorms, where the papers
-    have BatchNorms, so that clouds of a batch don't mix. An MLP of the centre is added as position.
+    have BatchNorms, so that clouds of a batch do not mix. An MLP of the centre is added as position.
 
     The cloud is a set: order and exact repetitions change nothing. A cloud with fewer than `patches` points gives a
     token for each of its points, and patches of fewer than `neighbours` points are masked; nothing is repeated.
 
-    `pos` is a centre's (z, y, x) times `pos_scale`, so y and x lie on the axes that pictures use. By default the unit
-    sphere is sqrt(patches) steps wide, as a square picture of so many patches is.
+    `pos` is a centre's (z, y, x) times `pos_scale`, so y and x lie on the axes that images use. By default the unit
+    sphere is sqrt(patches) steps wide, as a square image of so many patches is.
 
     Args:
         dim: width D of the tokens.
@@ -105,7 +105,7 @@ class PointTokenizer(Tokenizer):
             source: as in `meshes.read_geometry`: a path, bytes, a binary file, an array or tensor (V, 3 + C), a trimesh.
 
         Raises:
-            InputError: it can't be read or has no point; names the file.
+            InputError: it cannot be read or has no point; names the file.
         """
         shape = read_geometry(source)
         if shape.faces is not None:
@@ -138,7 +138,7 @@ class PointTokenizer(Tokenizer):
             `lengths`, tokens of each.
 
         Raises:
-            InputError: a raw cloud isn't (n, 3 + C) floats, has no point, or isn't finite.
+            InputError: a raw cloud is not (n, 3 + C) floats, has no point, or is not finite.
         """
         if not len(raws):
             raise InputError("no cloud to collate: expected at least one")
@@ -353,7 +353,7 @@ def nearest(xyz: Tensor, centres: Tensor, k: int, valid: Tensor | None = None) -
     members, real = [], []
     for part in centres.split(max(1, CHUNK // max(1, b * n)), 1):
         d = _squared([c[..., None] for c in part.unbind(-1)], axes)  # (B, g, N)
-        # distances aren't negative, so their bits sort as they do; the index below breaks ties in any batch alike
+        # distances are not negative, so their bits sort as they do; the index below breaks ties in any batch alike
         key = (d.view(torch.int32).to(torch.int64) << 32) | index
         if valid is not None:
             key = key.masked_fill(~valid[:, None], never)

@@ -76,7 +76,7 @@ def mask_tokens(
         keep: share of a sample's valid tokens to keep, above 0 and at most 1; rounded to the nearest count, at least
             one token of each sample.
         generator: where chance comes from, on any device. Default: torch's own.
-        protect: the first so many tokens of each sample are always kept and don't count in the share (class token).
+        protect: the first so many tokens of each sample are always kept and do not count in the share (class token).
         noise: (B, N) numbers to use in place of chance: a sample's tokens with the smallest are kept.
 
     Returns:
@@ -202,5 +202,5 @@ def front_mask(counts: Sequence[int], m: int, device: torch.device) -> Tensor:
 
 
 def bare(tokens: Tokens) -> Tokens:
-    """Everything but the embeddings, so that a trace doesn't hold on to them."""
+    """Everything but the embeddings, so that a trace does not hold on to them."""
     return tokens.replace(x=tokens.x.new_zeros(*tokens.shape[:2], 0))

@@ -68,7 +68,7 @@ def merge_tokens(
         tokens: (B, N, D).
         r: tokens that vanish from each group, 0 or more; a group keeps at least one. Give this or `keep`.
         keep: share of each group that is left, above 0 and at most 1, rounded to the nearest count.
-        protect: the first so many tokens of each sample are left alone and don't count (class token).
+        protect: the first so many tokens of each sample are left alone and do not count (class token).
         sizes: (B, N), how many tokens each one already holds: `Merge.sizes` of a merge before. Default: 1.
         features: (B, N, E), what similarity is measured on, e.g. attention keys. Default: `x`.
         one_modality: promise that no sample holds two modalities. Then tokens with a layout of order
@@ -213,7 +213,7 @@ def _groups(
 def _averaged(out: Tokens, tokens: Tokens, places: Tensor, weight: Tensor, total: Tensor) -> Tokens:
     """`x` and `pos` of merged tokens: means over their members by weight. A token alone keeps its very numbers."""
     b, m = out.shape[:2]
-    # float32 sums, so that half-precision tokens don't lose digits; shares add up to 1
+    # float32 sums, so that half-precision tokens do not lose digits; shares add up to 1
     share = (weight / total.gather(1, places).clamp(min=torch.finfo(weight.dtype).tiny))[..., None]
     new = {}
     for name in ("x", "pos"):

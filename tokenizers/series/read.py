@@ -21,7 +21,7 @@ import numpy as np
 from worldtokens.errors import InputError
 
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "-", "?"))
-LIMIT = 1e37  # values beyond it don't fit float32 with room for their spread
+LIMIT = 1e37  # values beyond it do not fit float32 with room for their spread
 
 
 def read_series(
@@ -42,7 +42,7 @@ def read_series(
         (C, T) float64 and C names.
 
     Raises:
-        InputError: the file can't be used; names file, line and column.
+        InputError: the file cannot be used; names file, line and column.
     """
     data, name = _data(source)
     rows = _rows(data, name)
@@ -92,12 +92,12 @@ def _data(source: Any) -> tuple[bytes, str]:
         except FileNotFoundError as e:
             raise InputError(f"{name}: no such file") from e
         except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
-            raise InputError(f"{name!r}: can't be opened: {getattr(e, 'strerror', None) or e}") from e
+            raise InputError(f"{name!r}: cannot be opened: {getattr(e, 'strerror', None) or e}") from e
     name = str(getattr(source, "name", f"<{type(source).__name__}>"))
     try:
         data = source.read()
     except (OSError, ValueError) as e:
-        raise InputError(f"{name}: can't be read as a file: {e}") from e
+        raise InputError(f"{name}: cannot be read as a file: {e}") from e
     if not isinstance(data, bytes):
         raise InputError(f"{name}: is open as text, expected binary: open(path, 'rb')")
     return data, name
@@ -194,7 +194,7 @@ def _seconds(cell: str) -> float | None:
 def _on_even_steps(table: np.ndarray, stamps: list[tuple[int, str]], name: str, time: str) -> np.ndarray:
     """Rows put at even steps of time, NaN between where steps were left out.
 
-    The step is what most of the short gaps are. Gaps are rounded one by one, so rounded stamps (0.333, 0.667) don't
+    The step is what most of the short gaps are. Gaps are rounded one by one, so rounded stamps (0.333, 0.667) do not
     drift, and months or years count as even.
     """
     at = []
@@ -213,7 +213,7 @@ def _on_even_steps(table: np.ndarray, stamps: list[tuple[int, str]], name: str, 
     if len(back):
         (_, before), (line, cell) = stamps[back[0]], stamps[back[0] + 1]
         raise InputError(
-            f"{name}, line {line}: time {cell} doesn't come after {before} in the row before; sort the rows, one a time"
+            f"{name}, line {line}: time {cell} does not come after {before} in the row before; sort the rows, one a time"
         )
     step = float(np.median(gaps[gaps < 1.5 * gaps.min()]))
     steps = np.maximum(1, np.round(gaps / step))

@@ -131,11 +131,11 @@ class SeriesTokenizer(Tokenizer):
                 values; or a CSV file with a header: path, bytes or binary file.
 
         Raises:
-            InputError: it can't be read, has another number of channels, or nothing was observed.
+            InputError: it cannot be read, has another number of channels, or nothing was observed.
         """
         if isinstance(source, np.ndarray | Tensor):
             values, name = _from_array(source)
-            layout = "an array is (C, T), channels first, and isn't guessed at"
+            layout = "an array is (C, T), channels first, and is not guessed at"
         elif isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(
             source, "read"
         ):
@@ -144,7 +144,7 @@ class SeriesTokenizer(Tokenizer):
             layout = f"found columns {', '.join(names[:12])}; choose with columns=[...] and time="
         else:
             raise InputError(
-                f"a series can't be read from a {type(source).__name__}: pass a numpy array or tensor (C, T), or a CSV "
+                f"a series cannot be read from a {type(source).__name__}: pass a numpy array or tensor (C, T), or a CSV "
                 "file as path, bytes or binary file"
             )
         if self.channels is not None and len(values) != self.channels:
@@ -166,7 +166,7 @@ class SeriesTokenizer(Tokenizer):
             `lengths`, for each sample the tokens of its segments.
 
         Raises:
-            InputError: a raw series isn't (C, T) with something observed, or is too long for learned positions.
+            InputError: a raw series is not (C, T) with something observed, or is too long for learned positions.
         """
         if not len(raws):
             raise InputError("no series to collate: expected at least one")

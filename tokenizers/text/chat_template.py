@@ -31,7 +31,7 @@ def chat_ids(
         reply: end with what asks for the model's answer.
 
     Raises:
-        InputError: a message that isn't such a dict, or a template that refuses them or can't be run.
+        InputError: a message that is not such a dict, or a template that refuses them or cannot be run.
     """
     for i, message in enumerate(messages):
         good = isinstance(message, Mapping) and all(
@@ -46,14 +46,14 @@ def chat_ids(
 
 
 class Chat:
-    """Messages written down by a template, with places for what isn't text.
+    """Messages written down by a template, with places for what is not text.
 
     Args:
         front, template: as in `chat_ids`.
         messages: dicts of ``"role"`` and ``"content"``, which is a str, or a list of str and of anything else: media.
 
     Raises:
-        InputError: no messages, or one that isn't such a dict.
+        InputError: no messages, or one that is not such a dict.
     """
 
     def __init__(self, front: TextTokenizer, template: str, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -127,7 +127,7 @@ def _rendered(front: TextTokenizer, template: str, messages: list[dict[str, Any]
     except (jinja2.TemplateError, TypeError, ValueError, LookupError) as e:
         if isinstance(e, InputError):
             raise
-        raise InputError(f"the chat template can't be run: {e}") from e
+        raise InputError(f"the chat template cannot be run: {e}") from e
 
 
 @functools.lru_cache(maxsize=32)

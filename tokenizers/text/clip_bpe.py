@@ -42,7 +42,7 @@ MERGES = 49152 - 256 - 2  # the file lists more than CLIP uses
 
 _pieces = regex.compile(PATTERN, regex.IGNORECASE).findall
 
-_BETWEEN = "\0"  # stands between texts; no mended one holds it: ftfy removes it, and HTML can't write it
+_BETWEEN = "\0"  # stands between texts; no mended one holds it: ftfy removes it, and HTML cannot write it
 
 # ---- mending ---------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ def vocabulary() -> tokenizers.Tokenizer:
     """CLIP's 49,408 tokens as a `tokenizers.Tokenizer`, from the file that open_clip_torch ships.
 
     Raises:
-        InputError: open_clip_torch isn't installed or lacks the file.
+        InputError: open_clip_torch is not installed or lacks the file.
     """
     spec = importlib.util.find_spec("open_clip")  # found, not imported: the import takes seconds
     places = spec.submodule_search_locations if spec else None
@@ -216,12 +216,12 @@ class Words:
         limit: how many characters of words the table may hold before it starts anew.
     """
 
-    longest = 256  # characters; a longer "word" isn't kept
+    longest = 256  # characters; a longer "word" is not kept
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, limit: int = 2**21) -> None:
         self._bpe = tokenizer.model  # knows no added tokens, so that no text can spell a special one
         self._limit = limit
-        _kinds()  # made now, so that the first text needn't wait
+        _kinds()  # made now, so that the first text need not wait
         names = (n.removesuffix(SUFFIX) for n in tokenizer.get_vocab() if n.endswith(SUFFIX))
         self._start = self._encode([n for n in names if n.isascii() and n.isalpha()])
         self._start[_BETWEEN] = _TAIL + _HEAD

@@ -107,7 +107,7 @@ def _byte_table(rust: tokenizers.Tokenizer, size: int) -> list[tuple[bytes, bool
             continue
         ends = bool(suffix) and name.endswith(suffix)
         name = name[: -len(suffix)] if ends else name
-        # a vocabulary may hold names that aren't byte letters without being marked as added: they spell themselves
+        # a vocabulary may hold names that are not byte letters without being marked as added: they spell themselves
         known = all(c in byte for c in name)
         table[i] = (bytes(byte[c] for c in name) if known else name.encode(), ends)
     return table

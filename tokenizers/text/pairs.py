@@ -124,7 +124,7 @@ class PairTokenizer(TextTokenizer):
         batch = super()._padded(ids)
         if not ids.shape[1]:
             return batch
-        # a row goes on to its last end token; where the vocabulary has none, to the last id that isn't padding
+        # a row goes on to its last end token; where the vocabulary has none, to the last id that is not padding
         if self.end_id is not None:
             real = batch["ids"].cpu() == self.end_id
         elif self.padded:

@@ -73,7 +73,7 @@ class TextTokenizer(Tokenizer):
     CLIP (Radford et al., 2021).
 
     Raises:
-        InputError: the vocabulary can't be read or lacks a token that was named, or a setting is out of range.
+        InputError: the vocabulary cannot be read or lacks a token that was named, or a setting is out of range.
     """
 
     modality = "text"
@@ -119,7 +119,7 @@ class TextTokenizer(Tokenizer):
             [self._rust.id_to_token(i) for i in sorted(named) if i not in added or not added[i].special]
         )
         self._rust.encode_special_tokens = True
-        # added words that aren't special cut across white space, which the table of whole words doesn't know
+        # added words that are not special cut across white space, which the table of whole words does not know
         plain = any(not t.special and i not in named for i, t in added.items())
         fits = cleaning == "clip" and not plain and clip_bpe.Words.fits(self._rust)
         self._words = clip_bpe.Words(self._rust) if fits else None
@@ -174,7 +174,7 @@ class TextTokenizer(Tokenizer):
             min_frequency: how often a pair must be seen to become a token.
 
         Raises:
-            InputError: `vocab_size` is too small, or a text isn't a str.
+            InputError: `vocab_size` is too small, or a text is not a str.
         """
         rust = train_bpe(texts, vocab_size, start, end, specials, min_frequency)
         return cls(rust, dim, context, causal, positions, start, end, pad=end)
@@ -195,7 +195,7 @@ class TextTokenizer(Tokenizer):
         """Anybody's `tokenizer.json`.
 
         Where neither `start` nor `end` is named, the file's own post-processor tells which tokens stand around a
-        text. A vocabulary file knows nothing of cleaning and context: `save` keeps those, `save_vocabulary` doesn't.
+        text. A vocabulary file knows nothing of cleaning and context: `save` keeps those, `save_vocabulary` does not.
         """
         rust = open_vocabulary(path)
         if start is None and end is None:
@@ -345,7 +345,7 @@ class TextTokenizer(Tokenizer):
         data = self._rust.to_str().encode()
         name = "tokenizer.json"
         if folder is not None:
-            # another text front-end of this model, or an older save, may own the name: it isn't overwritten
+            # another text front-end of this model, or an older save, may own the name: it is not overwritten
             if (folder / name).exists() and (folder / name).read_bytes() != data:
                 name = f"tokenizer-{hashlib.sha256(data).hexdigest()[:12]}.json"
             if not (folder / name).exists():
@@ -369,7 +369,7 @@ class TextTokenizer(Tokenizer):
         if found is None:
             known = sorted(t.content for t in self._rust.get_added_tokens_decoder().values())
             raise InputError(
-                f"{what}={token!r} isn't in the vocabulary; its added tokens are {known[:10]}: name one of them"
+                f"{what}={token!r} is not in the vocabulary; its added tokens are {known[:10]}: name one of them"
             )
         return found
 
@@ -448,19 +448,19 @@ class TextTokenizer(Tokenizer):
         except Exception as e:  # a plain one from Rust; TypeError is all that it says of a lone surrogate
             for i, t in enumerate(texts):
                 checked_text(t, f"text {i} of the batch")
-            raise InputError(f"the vocabulary can't write these texts ({e}): {texts[0]!r:.40} ...") from e
+            raise InputError(f"the vocabulary cannot write these texts ({e}): {texts[0]!r:.40} ...") from e
         if self._leaky:
             for i, row in enumerate(rows):
                 if not self._leaky.isdisjoint(row):
                     raise InputError(
                         f"text {i} of the batch spells a special token that this {type(self._rust.model).__name__} "
-                        f"vocabulary can't read as plain text: take it out, or give special=True if it is meant"
+                        f"vocabulary cannot read as plain text: take it out, or give special=True if it is meant"
                     )
         return rows
 
     @functools.cached_property
     def _leaky(self) -> set[int]:
-        """Special ids that plain text could still reach: byte pairs can't, models that look whole words up can."""
+        """Special ids that plain text could still reach: byte pairs cannot, models that look whole words up can."""
         model = self._rust.model
         if isinstance(model, models.BPE) and not model.ignore_merges:
             return set()
@@ -471,7 +471,7 @@ class TextTokenizer(Tokenizer):
     @functools.cached_property
     def _marker(self) -> re.Pattern:
         names = [self._rust.id_to_token(i) for i in self._specials]
-        # the longest first, so that one that begins another doesn't hide it; no special at all matches nothing
+        # the longest first, so that one that begins another does not hide it; no special at all matches nothing
         return re.compile("|".join(re.escape(n) for n in sorted(names, key=len, reverse=True)) or r"(?!)")
 
     def _marked(self, text: str) -> list[int]:
@@ -493,7 +493,7 @@ class TextTokenizer(Tokenizer):
         )
 
     def _padded(self, ids: Tensor) -> Batch:
-        """A batch from ids that were padded elsewhere. The end token is found by equality: its id needn't be the
+        """A batch from ids that were padded elsewhere. The end token is found by equality: its id need not be the
         largest, so argmax would be wrong for vocabularies with tokens added later."""
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise InputError(

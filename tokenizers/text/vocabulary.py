@@ -15,7 +15,7 @@ def open_vocabulary(source: tokenizers.Tokenizer | str | os.PathLike) -> tokeniz
     """A private copy of a vocabulary, from an object or a `tokenizer.json`, that neither cuts nor pads.
 
     Raises:
-        InputError: there is no such file, or it isn't a tokenizer.json.
+        InputError: there is no such file, or it is not a tokenizer.json.
     """
     if isinstance(source, tokenizers.Tokenizer):
         rust = tokenizers.Tokenizer.from_str(source.to_str())
@@ -28,7 +28,7 @@ def open_vocabulary(source: tokenizers.Tokenizer | str | os.PathLike) -> tokeniz
         try:
             rust = tokenizers.Tokenizer.from_file(path)
         except Exception as e:  # the Rust side raises plain Exception
-            raise InputError(f"{path} isn't a tokenizer.json that `tokenizers` reads: {e}") from e
+            raise InputError(f"{path} is not a tokenizer.json that `tokenizers` reads: {e}") from e
     else:
         raise InputError(
             f"vocabulary is a {type(source).__name__}, expected a tokenizers.Tokenizer, the path of a tokenizer.json "
@@ -65,7 +65,7 @@ def train_bpe(
     specials: Sequence[str],
     min_frequency: int,
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE learnt from texts; control tokens get the first ids, `end` id 0."""
+    """A byte-level BPE learned from texts; control tokens get the first ids, `end` id 0."""
     control = list(dict.fromkeys([end, *([start] if start else []), *specials]))
     if vocab_size < 256 + len(control):
         raise InputError(
@@ -98,7 +98,7 @@ def checked_text(text: object, where: str) -> str:
     """`text` if it is a str that UTF-8 can write.
 
     Raises:
-        InputError: it isn't.
+        InputError: it is not.
     """
     if not isinstance(text, str):
         raise InputError(
@@ -109,7 +109,7 @@ def checked_text(text: object, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as e:
         raise InputError(
-            f"{where} holds the lone surrogate {text[e.start]!r} at character {e.start}, which UTF-8 can't write: "
+            f"{where} holds the lone surrogate {text[e.start]!r} at character {e.start}, which UTF-8 cannot write: "
             "read its file with errors='replace'"
         ) from e
     return str(text)
@@ -123,7 +123,7 @@ def byte_letters() -> dict[int, str]:
 
 
 def _quiet_forks(key: str = "TOKENIZERS_PARALLELISM") -> None:
-    """Let a process that has encoded with threads fork: no warning, and no waiting for threads that didn't come along.
+    """Let a process that has encoded with threads fork: no warning, and no waiting for threads that did not come along.
 
     The Rust side warns in the child unless the variable is set when the fork happens, and a child must not use
     threads whatever the variable said before.

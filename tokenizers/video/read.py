@@ -1,7 +1,7 @@
 """Reading clips: a few frames of a film, picked by their time stamps, upright, without decoding the rest.
 
-What is shown at a time is the last frame whose time stamp isn't later: that is what a player does, and the only thing
-that stays right with a variable frame rate, B-frames or a file that doesn't know how many frames it has. Getting to a
+What is shown at a time is the last frame whose time stamp is not later: that is what a player does, and the only thing
+that stays right with a variable frame rate, B-frames or a file that does not know how many frames it has. Getting to a
 time means going to the key frame before it; on the way, frames that no other frame needs are passed over undecoded.
 Random access gives exactly what decoding everything gives; wherever a file's own index misleads, reading starts over
 from further back.
@@ -62,7 +62,7 @@ class Sampling:
     def times(self, duration: float) -> list[float]:
         """The seconds after the start at which frames are taken (not for `every`)."""
         if self.fps is not None:
-            # a hair's breadth off the end, so that rounding doesn't take a frame from after it
+            # a hair's breadth off the end, so that rounding does not take a frame from after it
             return [
                 i / self.fps for i in range(min(self.frames, max(1, math.ceil(duration * self.fps - 1e-6))))
             ]
@@ -87,7 +87,7 @@ def read_video(
         clip's start; with `fps` the times asked for.
 
     Raises:
-        InputError: it can't be read, holds no moving picture, is damaged, or is too large; names the file.
+        InputError: it cannot be read, holds no moving image, is damaged, or is too large; names the file.
     """
     if isinstance(source, np.ndarray | Tensor):
         return _from_array(source, sampling, size, rate)
@@ -126,7 +126,7 @@ class _Film:
         ]
         if not streams or streams[0].codec_context is None:
             kinds = sorted({s.type or "unknown" for s in container.streams})
-            raise InputError(f"{name}: holds no moving picture that can be decoded; its streams are {kinds}")
+            raise InputError(f"{name}: holds no moving image that can be decoded; its streams are {kinds}")
         self.container, self.stream, self.name = container, streams[0], name
         self.base = float(self.stream.time_base)
         rate = self.stream.average_rate or self.stream.guessed_rate
@@ -162,7 +162,7 @@ class _Film:
         return self.last
 
     def duration(self) -> float:
-        """Seconds, from the header; where that doesn't say, from the packets' stamps, undecoded."""
+        """Seconds, from the header; where that does not say, from the packets' stamps, undecoded."""
         if self.stream.duration:
             return self.stream.duration * self.base
         if self.container.duration:

@@ -2,9 +2,9 @@
 
 Notable:
 
-- frames are chosen by time stamp and only those are decoded (`clips.py`), so memory and time don't grow with the film;
+- frames are chosen by time stamp and only those are decoded (`clips.py`), so memory and time do not grow with the film;
 - frames travel as uint8 and are normalised on the device;
-- T that isn't a multiple of the tubelet is filled by repeating the last frame, as sides are: nothing is dropped;
+- T that is not a multiple of the tubelet is filled by repeating the last frame, as sides are: nothing is dropped;
 - ViViT's factorised readings are `by_time` and `by_place`: the same tokens, each time step (or place) a segment of its
   own, so that the one trunk reads space first and time after.
 
@@ -124,7 +124,7 @@ class VideoTokenizer(Tokenizer):
             rate: frames per second of frames given as an array.
 
         Raises:
-            InputError: it can't be read; names the file.
+            InputError: it cannot be read; names the file.
         """
         frames, seconds = read_video(source, self.sampling, self.size, rate)
         frames.seconds = seconds
@@ -138,7 +138,7 @@ class VideoTokenizer(Tokenizer):
             `micros` (B, N) int64, the tubelets' times in microseconds, and for learned positions each token's weights on the tables.
 
         Raises:
-            InputError: a clip isn't uint8 (T, 3, H, W), or there is none.
+            InputError: a clip is not uint8 (T, 3, H, W), or there is none.
         """
         if not len(raws):
             raise InputError("no clip to collate: expected at least one")

@@ -1,9 +1,9 @@
-"""Several pictures of one scene, with their cameras -> Tokens: patches of colour plus Pluecker rays.
+"""Several images of one scene, with their cameras -> Tokens: patches of colour plus Pluecker rays.
 
 Conventions, the same everywhere here:
 
 - extrinsics are **camera to world**, 4 x 4, with OpenCV's camera axes: x right, y down, z forward;
-- intrinsics are 3 x 3 in pixels of the picture as a person sees it (upright), where the top left pixel's centre is
+- intrinsics are 3 x 3 in pixels of the image as a person sees it (upright), where the top left pixel's centre is
   (0.5, 0.5), as COLMAP counts; a file in which it is (0, 0) needs 0.5 added to cx and cy;
 - NeRF's `transforms.json` has OpenGL axes (y up, z backward), which are turned when it is read.
 
@@ -38,7 +38,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
 class ViewTokenizer(Tokenizer):
-    """Pictures of one scene -> a token for every patch of every view.
+    """Images of one scene -> a token for every patch of every view.
 
     A token is a linear map of its patch's colours plus one of its pixels' rays, each ray given by its six Pluecker
     coordinates (direction, moment), as in LFN (Sitzmann et al. 2021) and LVSM (Jin et al. 2024): no other position is
@@ -49,7 +49,7 @@ class ViewTokenizer(Tokenizer):
     Args:
         dim: width D of the tokens.
         patch: side of a patch in pixels, or (height, width).
-        size: side, or (height, width), of every view in pixels; a multiple of `patch`. A picture is scaled to cover
+        size: side, or (height, width), of every view in pixels; a multiple of `patch`. An image is scaled to cover
             it and its centre is cut out; the intrinsics follow.
         views: the most views of a scene; of more, so many are taken evenly spaced from the first to the last. None: all.
         frame: ``"first"`` (the world moves into the first view's camera, so that moving a scene changes nothing) or
@@ -77,7 +77,7 @@ class ViewTokenizer(Tokenizer):
         self.patch, self.size = sides(patch, 2, "patch"), sides(size, 2, "size")
         if any(s % p for s, p in zip(self.size, self.patch, strict=True)):
             raise InputError(
-                f"size {self.size} isn't a multiple of the patch {self.patch}, and rays can't be padded"
+                f"size {self.size} is not a multiple of the patch {self.patch}, and rays cannot be padded"
             )
         if views is not None:
             sides(views, 1, "views")
@@ -96,16 +96,16 @@ class ViewTokenizer(Tokenizer):
     def read(self, source: Any) -> Tensor:
         """One scene -> (V, 3 h w + 64) uint8: for each view its pixels, then the bytes of its camera.
 
-        `pictures` and `cameras` take that apart.
+        `images` and `cameras` take that apart.
 
         Args:
             source: a dict ``{"images": [...], "intrinsics": ..., "extrinsics": ...}``, where images are what
-                `picture.read_image` takes, intrinsics are (3, 3) for all or (V, 3, 3), extrinsics (V, 4, 4) or
+                `image.read_image` takes, intrinsics are (3, 3) for all or (V, 3, 3), extrinsics (V, 4, 4) or
                 (V, 3, 4); or a folder with `cameras.json` (the same as JSON, images by file name) or with NeRF's
                 `transforms.json`; or the path of such a file.
 
         Raises:
-            InputError: something is missing or doesn't fit; names the file or view.
+            InputError: something is missing or does not fit; names the file or view.
         """
         name, scene, folder = _open_scene(source)
         images = scene["images"]
@@ -147,10 +147,10 @@ class ViewTokenizer(Tokenizer):
     def collate(self, raws: Sequence[Tensor]) -> Batch:
         """Raw scenes -> one batch: `raw` (S, V, 3 h w + 64) uint8, `lengths` in tokens.
 
-        Cameras stay bytes on the way, so that half-precision weights don't round them.
+        Cameras stay bytes on the way, so that half-precision weights do not round them.
 
         Raises:
-            InputError: a raw scene isn't what read() gives, or there is none.
+            InputError: a raw scene is not what read() gives, or there is none.
         """
         wide = 3 * math.prod(self.size) + 4 * CAMERA
         if not len(raws):
@@ -229,19 +229,19 @@ def pluecker(cameras: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _open_scene(source: Any) -> tuple[str, dict[str, Any], Path | None]:
-    """(name, {"images", "intrinsics", "extrinsics" (V, 4, 4)}, folder of the pictures or None)."""
+    """(name, {"images", "intrinsics", "extrinsics" (V, 4, 4)}, folder of the images or None)."""
     if isinstance(source, Mapping):
         return "<scene>", _checked(source, "<scene>"), None
     if not isinstance(source, str | os.PathLike):
         raise InputError(
-            f"a scene can't be read from a {type(source).__name__}: pass a dict with images, intrinsics and extrinsics, a "
+            f"a scene cannot be read from a {type(source).__name__}: pass a dict with images, intrinsics and extrinsics, a "
             "folder, or its cameras.json or transforms.json"
         )
     path = Path(source)
     try:
         folder = path.is_dir()
     except (OSError, ValueError) as e:  # a NUL byte in the name, or one too long
-        raise InputError(f"{str(path)!r}: can't be opened: {getattr(e, 'strerror', None) or e}") from e
+        raise InputError(f"{str(path)!r}: cannot be opened: {getattr(e, 'strerror', None) or e}") from e
     if folder:
         found = [path / n for n in ("cameras.json", "transforms.json") if (path / n).is_file()]
         if not found:
@@ -251,7 +251,7 @@ def _open_scene(source: Any) -> tuple[str, dict[str, Any], Path | None]:
     try:
         given = json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise InputError(f"{name}: isn't JSON: {str(e)[:200]}") from e
+        raise InputError(f"{name}: is not JSON: {str(e)[:200]}") from e
     if not isinstance(given, dict):
         raise InputError(
             f"{name}: holds a {type(given).__name__}, expected an object with images and cameras"
@@ -267,7 +267,7 @@ def _checked(given: Mapping[str, Any], name: str) -> dict[str, Any]:
         )
     images = given["images"]
     if isinstance(images, str | bytes | Mapping) or not hasattr(images, "__len__") or not len(images):
-        raise InputError(f"{name}: `images` is {repr(images)[:60]}, expected a list of at least one picture")
+        raise InputError(f"{name}: `images` is {repr(images)[:60]}, expected a list of at least one image")
     v = len(images)
     if v > MAX_FRAMES:
         raise InputError(f"{name}: has {v:,} views, more than the {MAX_FRAMES:,} that are read")
@@ -281,7 +281,7 @@ def _checked(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     rest = np.stack([k[:, 0, 1], k[:, 1, 0], k[:, 2, 0], k[:, 2, 1], k[:, 2, 2] - 1], 1)
     if np.abs(rest).max() > 1e-6 * np.abs(k).max() or k[:, 0, 0].min() <= 0 or k[:, 1, 1].min() <= 0:
         raise InputError(
-            f"{name}: intrinsics aren't [[fx, 0, cx], [0, fy, cy], [0, 0, 1]] with fx and fy above 0 pixels (no skew)"
+            f"{name}: intrinsics are not [[fx, 0, cx], [0, fy, cy], [0, 0, 1]] with fx and fy above 0 pixels (no skew)"
         )
     k = k[:, [0, 1, 0, 1], [0, 1, 2, 2]]  # fx, fy, cx, cy
     return {"images": list(images), "intrinsics": k, "extrinsics": _poses(pose, name)}
@@ -295,7 +295,7 @@ def _numbers(value: Any, what: str) -> np.ndarray:
             value = [v.detach().cpu().double().numpy() if isinstance(v, Tensor) else v for v in value]
         a = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as e:
-        raise InputError(f"{what} isn't an array of numbers: {str(e)[:100]}") from e
+        raise InputError(f"{what} is not an array of numbers: {str(e)[:100]}") from e
     if not (np.abs(a) < 1e15).all():
         raise InputError(f"{what} holds NaN, infinity or values beyond 1e15")
     return a
@@ -319,7 +319,7 @@ def _poses(pose: np.ndarray, name: str) -> np.ndarray:
     wrong = np.flatnonzero((off > 1e-2) | (np.linalg.det(turn) < 0))
     if len(wrong):
         raise InputError(
-            f"{name}, view {wrong[0]}: its extrinsics aren't a turn and a move (3 x 3 orthonormal, not mirrored, last row 0 0 "
+            f"{name}, view {wrong[0]}: its extrinsics are not a turn and a move (3 x 3 orthonormal, not mirrored, last row 0 0 "
             "0 1); expected camera to world with axes x right, y down, z forward"
         )
     return pose
@@ -333,7 +333,7 @@ def _from_nerf(given: Mapping[str, Any], name: str) -> dict[str, Any]:
         or not 0 < len(frames) <= MAX_FRAMES
         or not all(isinstance(f, dict) for f in frames)
     ):
-        raise InputError(f"{name}: `frames` isn't a list of 1 to {MAX_FRAMES:,} objects")
+        raise InputError(f"{name}: `frames` is not a list of 1 to {MAX_FRAMES:,} objects")
     intrinsics = []
     for i, frame in enumerate(frames):
         where = f"{name}, frame {i}"
@@ -342,7 +342,7 @@ def _from_nerf(given: Mapping[str, Any], name: str) -> dict[str, Any]:
             raise InputError(f"{where}: has no file_path or no transform_matrix")
         bent = [k for k in ("k1", "k2", "k3", "k4", "p1", "p2") if facts.get(k)]
         if bent:
-            raise InputError(f"{where}: its lens is bent ({', '.join(bent)}); undistort the pictures first, e.g. with "
+            raise InputError(f"{where}: its lens is bent ({', '.join(bent)}); undistort the images first, e.g. with "
                              "`colmap image_undistorter`, or set these to 0")  # fmt: skip
         wanted = ("w", "h", "fl_x", "fl_y", "cx", "cy", "camera_angle_x", "camera_angle_y")
         value = {k: _number(facts[k], f"{where}: `{k}`") for k in wanted if facts.get(k) is not None}
@@ -355,14 +355,14 @@ def _from_nerf(given: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _pinhole(k: Any, picture: Tensor, where: str) -> np.ndarray:
-    """fx, fy, cx, cy in pixels of this picture; NeRF's facts may tell of another size and leave some out."""
+    """fx, fy, cx, cy in pixels of this image; NeRF's facts may tell of another size and leave some out."""
     if not isinstance(k, dict):
         return k
     rows, columns = picture.shape[1:]
     w, h = k.get("w", columns), k.get("h", rows)
     if not (w > 0 and h > 0) or abs(columns / w * h / rows - 1) > 0.01:
         raise InputError(
-            f"{where}: its picture is {columns}x{rows}, its camera {w:g}x{h:g}: expected the same shape"
+            f"{where}: its image is {columns}x{rows}, its camera {w:g}x{h:g}: expected the same shape"
         )
     fx = _focal(k.get("fl_x"), k.get("camera_angle_x"), w)
     fy = _focal(k.get("fl_y"), k.get("camera_angle_y"), h) or fx
@@ -373,16 +373,16 @@ def _pinhole(k: Any, picture: Tensor, where: str) -> np.ndarray:
 
 
 def _focal(length: float | None, angle: float | None, side: float) -> float:
-    """Focal length in pixels, or 0 where it isn't told."""
+    """Focal length in pixels, or 0 where it is not told."""
     if length:
         return length
     return side / 2 / math.tan(angle / 2) if angle is not None and 0 < angle < math.pi else 0.0
 
 
 def _inside(folder: Path, image: Any, name: str) -> Path:
-    """The path of a picture that a file names: below the folder of that file, its ending perhaps left out."""
+    """The path of an image that a file names: below the folder of that file, its ending perhaps left out."""
     if not isinstance(image, str):
-        raise InputError(f"{name}: names a picture {repr(image)[:60]}, expected a file name")
+        raise InputError(f"{name}: names an image {repr(image)[:60]}, expected a file name")
     try:
         root, path = folder.resolve(), (folder / image).resolve()
         inside = path.is_relative_to(root)
@@ -390,10 +390,8 @@ def _inside(folder: Path, image: Any, name: str) -> Path:
             path = next((p for e in ENDINGS if (p := path.with_name(path.name + e)).is_file()), path)
     except (OSError, ValueError) as e:  # names with NUL bytes, or too long
         raise InputError(
-            f"{name}: names {image[:60]!r}, which can't be a file: {getattr(e, 'strerror', None) or e}"
+            f"{name}: names {image[:60]!r}, which cannot be a file: {getattr(e, 'strerror', None) or e}"
         ) from e
     if not inside:
-        raise InputError(
-            f"{name}: names {image!r}, which is outside of its folder; put the pictures beside it"
-        )
+        raise InputError(f"{name}: names {image!r}, which is outside of its folder; put the images beside it")
     return path

@@ -45,7 +45,7 @@ def test_the_table_shows_chance_beside_each_figure(capsys):
             figures |= {f"{key}/R@{k}": 0.75, f"{key}/chance@{k}": 0.5}
     print_figures(figures, rows)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1] == ["words", "to", "picture", "75.0%", "75.0%", "75.0%", "1", "of", "2"]
+    assert lines[1] == ["words", "to", "image", "75.0%", "75.0%", "75.0%", "1", "of", "2"]
     assert lines[2] == ["by", "chance", "50.0%", "50.0%", "50.0%", "1", "of", "2"]
     # 2 true of 4: the first one comes first in half of the orders
     assert lines[4] == ["by", "chance", "50.0%", "50.0%", "50.0%", "1", "of", "4"]
@@ -54,7 +54,7 @@ def test_the_table_shows_chance_beside_each_figure(capsys):
 
 def test_every_held_out_picture_becomes_a_file_with_a_plain_name(tmp_path):
     rows = open_emoji("test", skin_tones=False)
-    folder, row_of = write_pictures(rows, tmp_path / "pictures")
+    folder, row_of = write_pictures(rows, tmp_path / "images")
     assert len(row_of) == len(rows) == len(list(folder.iterdir()))
     for name, row in row_of.items():
         assert (folder / name).read_bytes() == row["image"]
@@ -69,7 +69,7 @@ def test_every_held_out_picture_becomes_a_file_with_a_plain_name(tmp_path):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "model").mkdir()
-    with pytest.raises(InputError, match="isn't a demo's"):
+    with pytest.raises(InputError, match="is not a demo's"):
         demo(tmp_path)
     with pytest.raises(InputError, match="to be reused"):
         demo(tmp_path / "new", reuse=True)
@@ -88,9 +88,7 @@ def test_what_it_tells_to_type_works(tmp_path, capsys, monkeypatch):
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("  worldtokens ")]
     assert [c[1] for c in commands] == ["search", "search", "index", "train"]
     for command in commands[:3]:
-        assert (
-            cli.run([str(out / "pictures") if word == "YOUR_FOLDER" else word for word in command[1:]]) == 0
-        )
+        assert cli.run([str(out / "images") if word == "YOUR_FOLDER" else word for word in command[1:]]) == 0
     first = json.loads((out / "demo.json").read_text())
     assert first["training"]["steps"] == 2 and len(first["queries"]) == 6
 
@@ -100,4 +98,4 @@ def test_what_it_tells_to_type_works(tmp_path, capsys, monkeypatch):
     again = json.loads((out / "demo.json").read_text())
     assert again["held_out"] == first["held_out"] and again["queries"] == first["queries"]
     assert again["training"] == first["training"]
-    assert Path(out / "pictures" / ".worldtokens").is_dir()
+    assert Path(out / "images" / ".worldtokens").is_dir()

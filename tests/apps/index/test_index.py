@@ -1,7 +1,7 @@
 """The index keeps step with a folder: what is embedded, what is reused, what leaves; and the two commands.
 
-The model here is small but means something: a vector says how much of a picture is of which colour, and a colour's
-name lies where a picture all of that colour lies. So "red" must find red pictures.
+The model here is small but means something: a vector says how much of an image is of which colour, and a colour's
+name lies where an image all of that colour lies. So "red" must find red images.
 """
 
 import json
@@ -57,12 +57,12 @@ class Pixels(Tokenizer):
             with Image.open(source) as im:
                 rgba = im.convert("RGBA").resize((32, 32))
         except OSError as e:
-            raise InputError(f"{source}: can't be read as a picture") from e
+            raise InputError(f"{source}: can't be read as an image") from e
         return torch.from_numpy(np.array(rgba)).float()
 
     def collate(self, raws):
         if any(raw[..., 3].max() == 0 for raw in raws):
-            raise InputError("a picture without a single visible pixel")
+            raise InputError("an image without a single visible pixel")
         return Batch(x=torch.stack(raws))
 
 
@@ -105,7 +105,7 @@ class Colours(Task):
 
 
 def picture(path, color, size=(40, 30), age=100):
-    """A picture of one colour that was made `age` seconds ago."""
+    """An image of one colour that was made `age` seconds ago."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, NAMED.get(color, color)).save(path)
     when = path.stat().st_mtime - age
@@ -236,11 +236,11 @@ def test_the_index_moves_with_its_folder(folder, model, tmp_path):
     assert update(moved, model).unchanged == 3 and model.reads == []
 
 
-# ---- what can't be indexed -------------------------------------------------------------------------------
+# ---- what cannot be indexed -------------------------------------------------------------------------------
 
 
 def test_unreadable_files_are_skipped_with_a_reason_and_the_rest_goes_on(folder, model):
-    (folder / "broken.jpg").write_bytes(b"\xff\xd8 not a picture")
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8 not an image")
     (folder / "empty.png").write_bytes(b"")
     Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(folder / "unseen.png")  # its batch is refused by collate
     (folder / "dangling.png").symlink_to(folder / "nowhere.png")
@@ -254,7 +254,7 @@ def test_unreadable_files_are_skipped_with_a_reason_and_the_rest_goes_on(folder,
     assert (report.added, report.total) == (3, 3)
     reasons = {s.path: s.reason for s in report.skipped}
     assert set(reasons) == {"broken.jpg", "empty.png", "unseen.png", "dangling.png", "pipe.png"}
-    assert reasons["broken.jpg"] == "can't be read as a picture" and "visible pixel" in reasons["unseen.png"]
+    assert reasons["broken.jpg"] == "can't be read as an image" and "visible pixel" in reasons["unseen.png"]
     assert reasons["dangling.png"] == "a link to nothing" and reasons["pipe.png"] == "not a regular file"
 
 
@@ -345,7 +345,7 @@ def test_an_emptied_folder_does_not_empty_the_index(folder, model):
     update(folder, model)
     for file in folder.glob("*.png"):
         file.unlink()
-    with pytest.raises(InputError, match="3 rows are kept"):  # a disk that isn't mounted looks like this
+    with pytest.raises(InputError, match="3 rows are kept"):  # a disk that is not mounted looks like this
         update(folder, model)
     assert len(Index.find(folder)) == 3
 
@@ -361,7 +361,7 @@ def test_text_files_are_indexed_only_if_asked_for(folder, model):
     index = Index.find(folder)
     hits = index.search(model.embed("text", ["yellow"])[0], 5, modality="image")
     assert len(hits) == 3 and {h.modality for h in hits} == {"image"}
-    with pytest.raises(InputError, match="doesn't read audio; it reads image, text"):
+    with pytest.raises(InputError, match="does not read audio; it reads image, text"):
         update(folder, model, modalities=["audio"])
 
 
@@ -397,7 +397,7 @@ def test_an_index_belongs_to_one_folder(folder, model, tmp_path):
     picture(tmp_path / "second" / "a.png", "red")
     with pytest.raises(InputError, match="is the index of"):
         Index(Index.default(folder)).update(tmp_path / "second", model)
-    db = tmp_path / "second" / "my-index"  # inside of the folder, and not hidden: it isn't walked
+    db = tmp_path / "second" / "my-index"  # inside of the folder, and not hidden: it is not walked
     assert Index(db).update(tmp_path / "second", model).total == 1
     assert Index(db).root == tmp_path / "second"
 
@@ -447,7 +447,7 @@ def test_scores_are_exact_cosines_best_first(emoji, model):
     folder, names, vectors = emoji
     for color in ("red", "blue", "yellow"):
         query = model.embed("text", [color])[0].numpy()
-        hits = Index.find(folder).search(3 * query, 10)  # the query's length doesn't matter
+        hits = Index.find(folder).search(3 * query, 10)  # the query's length does not matter
         right = vectors @ query
         best = np.sort(right)[::-1][:10]
         assert np.abs(np.array([h.score for h in hits]) - best).max() < 1e-5
@@ -507,7 +507,7 @@ def test_commands_from_folder_to_answer(folder, tmp_path, capsys, monkeypatch):
     ]
     assert len(lines) == 4 and (Index.default(folder) / "last-search.html").is_file()
 
-    # a picture, and a picture with words: the sum lies between both
+    # an image, and an image with words: the sum lies between both
     monkeypatch.chdir(folder)
     sky = picture(tmp_path / "sky.png", "blue")
     args = ["--image", str(sky), "--json", "--out", str(tmp_path / "sheet")]

@@ -204,7 +204,7 @@ def test_help_needs_no_torch():
     assert "--show OUT.png" in done.stdout and done.stdout.endswith("False\n"), done.stderr
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------------------------
 
 
 def drawn(*found):
@@ -240,7 +240,7 @@ def test_all_kinds_draw_into_one_picture(files, tmp_path, capsys):
 def test_lines_stand_at_the_patches(files):
     picture = drawn(seen(files / "wide.png", "--size", "native")).subfigs[0].axes[0]
     assert upright(picture) == [16 * k for k in range(16)]
-    # the picture lies under them at its own scale; what is repeated to fill the last patch goes beyond 230 px
+    # the image lies under them at its own scale; what is repeated to fill the last patch goes beyond 230 px
     assert [im.get_extent()[1] for im in picture.images] == [230, 240]
     sound = drawn(seen(files / "tone.wav")).subfigs[0].axes[0]
     assert upright(sound) == pytest.approx([0.02 * k for k in range(51)])
@@ -310,5 +310,5 @@ def test_more_panels_than_a_page_takes_are_told(files, tmp_path, capsys):
 
 def test_a_picture_that_cant_be_written_is_an_input_error(files, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="can't be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         main([str(files / "small.png"), "--show", str(tmp_path / "file" / "a.png")])

@@ -1,4 +1,4 @@
-"""Questions about emoji: answers by the stated rule, sides kept, two pictures told apart by what they show."""
+"""Questions about emoji: answers by the stated rule, sides kept, two images told apart by what they show."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_row_holds_its_pictures_read_and_the_words_for_a_vocabulary():
     row = train[0]
     assert row["messages"][0]["content"][0]["image"][:4] == b"\x89PNG"
     row["messages"][0]["content"][0]["image"] = None
-    assert train[0]["messages"][0]["content"][0]["image"] is not None  # a reader can't change the set
+    assert train[0]["messages"][0]["content"][0]["image"] is not None  # a reader cannot change the set
     assert {"Q: What is this?", "A: red apple"} <= set(ROWS.texts())
     only = samples.open("emoji_questions", split="test", kinds=["tone"])
     assert set(only.column("kind")) == {"tone"} and len(only)

@@ -198,7 +198,7 @@ def test_gguf_gives_the_numbers_of_the_model_it_was_made_from(what, vocabulary, 
 
 
 def test_sentencepiece_vocabularies_of_gguf(tmp_path):
-    """Merges found again from the scores: ids of a vocabulary learnt here, and of transformers' reader of the file."""
+    """Merges found again from the scores: ids of a vocabulary learned here, and of transformers' reader of the file."""
     learnt = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     space = tokenizers.normalizers
     learnt.normalizer = space.Sequence([space.Prepend("▁"), space.Replace(" ", "▁")])
@@ -265,9 +265,9 @@ def test_what_people_say_never_becomes_a_control_token(vocabulary, tmp_path):
     ):
         with pytest.raises(wt.InputError, match=match):
             model.chat(messages)
-    with pytest.raises(wt.InputError, match="can't be run"):
+    with pytest.raises(wt.InputError, match="cannot be run"):
         chat_ids(model.front, "{% for %}", talk)
-    with pytest.raises(wt.InputError, match="can't be run"):
+    with pytest.raises(wt.InputError, match="cannot be run"):
         chat_ids(model.front, "{{ ''.__class__.__mro__[1].__subclasses__() }}", talk)
 
 
@@ -353,7 +353,7 @@ def smollm2():
 def test_smollm2_is_transformers_own(smollm2):
     """Ids of 6,500 texts in many languages and of verses; logits; 48 greedy tokens in a batch; the template."""
     ours, theirs, words = smollm2
-    many = json.loads((Path(__file__).parents[3] / "texts" / "languages.json").read_text(encoding="utf-8"))
+    many = json.loads((Path(__file__).parents[2] / "texts" / "languages.json").read_text(encoding="utf-8"))
     texts = [t for group in many.values() for t in group]
     verses = [r["text"] for r in samples.open("verses", split="test")]
     for side in (texts, verses[:2000]):
@@ -387,7 +387,7 @@ def test_smollm2_knows_english_and_answers(smollm2, tmp_path):
     english = ours.evaluate([{"text": chapter}])
     backward = ours.evaluate([{"text": " ".join(chapter.split()[::-1])}])
     print(
-        f"\nRuth 1: perplexity {english['perplexity']:.1f}, {english['bits_per_byte']:.3f} bits a byte; "
+        f"\nRuth 1: perplexity {english['perplexity']:.1f}, {english['bits_per_byte']:.3f} bits per byte; "
         f"its words reversed {backward['perplexity']:.0f}"
     )
     assert 3 < english["perplexity"] < 40 and backward["perplexity"] > 10 * english["perplexity"]

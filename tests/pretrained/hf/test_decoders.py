@@ -237,7 +237,7 @@ def test_training_a_converted_model_moves_it_as_transformers(what, theirs_words)
 
 
 def test_settings_of_the_trunk_that_these_families_brought():
-    """A stretched wave worked out by hand; what doesn't fit is refused; saved configs without them still load."""
+    """A stretched wave worked out by hand; what does not fit is refused; saved configs without them still load."""
     factor, low, high, _ = scaling = (8.0, 1.0, 4.0, 64.0)
     freq = torch.tensor([2 * math.pi / n for n in (10.0, 16.0, 32.0, 64.0, 640.0)])
     turns = (6.4, 4.0, 2.0, 1.0, 0.1)  # of each wave in 64 places
@@ -341,10 +341,10 @@ def test_what_cannot_be_carried_is_an_error_that_names_it(theirs_words, tmp_path
     config = json.loads((tmp_path / "config.json").read_text())
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    with pytest.raises(wt.InputError, match=r"lm_head.weight isn't the embedding"):
+    with pytest.raises(wt.InputError, match=r"lm_head.weight is not the embedding"):
         wt.from_hf(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 5, "head_dim": None}))
-    with pytest.raises(wt.InputError, match="can't be built"):
+    with pytest.raises(wt.InputError, match="cannot be built"):
         wt.from_hf(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""from_hf: ViT, CLIP and SigLIP of transformers from our parts; pictures prepared alike; native sizes; strict.
+"""from_hf: ViT, CLIP and SigLIP of transformers from our parts; images prepared alike; native sizes; strict.
 
 Largest absolute differences in float32: `pytest -s` prints them.
 """

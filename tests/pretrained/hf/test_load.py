@@ -246,7 +246,7 @@ def sentence_folder(
 
 
 def test_a_sentence_transformers_folder_is_followed(wordpiece, tmp_path):
-    """Its cut at 16 ids, its pooling, its map with tanh, unit length; the pooler, which it doesn't read, isn't taken."""
+    """Its cut at 16 ids, its pooling, its map with tanh, unit length; the pooler, which it does not read, is not taken."""
     theirs = bert("BERT, pooler", wordpiece)
     steps = ["Transformer", "Pooling", "Dense", "Normalize"]
     folder = sentence_folder(tmp_path / "a", theirs, wordpiece, steps, "mean_tokens")
@@ -561,7 +561,7 @@ def test_minilm_finds_emoji_by_what_is_said_of_them(minilm):
     """1,735 emoji, each sought by its keywords (also those that its name says) among all names."""
     rows = [r for r in samples.open("emoji", skin_tones=False) if len(r["text"]) == 3]
     names, keywords = [r["text"][0] for r in rows], [", ".join(r["tags"]) for r in rows]
-    unsaid = [r["text"][2] for r in rows]  # only those that it doesn't say
+    unsaid = [r["text"][2] for r in rows]  # only those that it does not say
     model = wt.from_hf(minilm)
     documents = model.embed(names)
     for what, queries, least in (("keywords", keywords, 1.15), ("unsaid keywords", unsaid, 20.0)):

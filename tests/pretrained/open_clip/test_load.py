@@ -33,7 +33,7 @@ CAPTIONS = [c for r in ROWS for c in r["text"]] + ["", "It's  a <b>Cat</b> &amp;
 VISION = {"image_size": 32, "patch_size": 8, "width": 64, "layers": 2, "head_width": 16}
 TEXT = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
 
-FAMILIES = {  # what it shows: (class, of the model, of the picture tower, of the text tower)
+FAMILIES = {  # what it shows: (class, of the model, of the image tower, of the text tower)
     "ViT-B-32 type": (CLIP, {}, {}, {}),
     "ViT-L-14-quickgelu type": (CLIP, {"quick_gelu": True}, {}, {}),
     "towers apart, logit bias": (CustomTextCLIP, {"init_logit_bias": -10.0}, {}, {"proj_bias": True}),
@@ -110,7 +110,7 @@ def test_embeddings_equal_open_clips_within_1e_5(what, tmp_path):
     ours = wt.from_open_clip(theirs)
     assert not ours.training
     found = differences(theirs, ours, open_clip.get_tokenizer("ViT-B-32"), theirs.context_length)
-    print(f"\n{what:45} pictures {max(found[:2]):.1e} text {max(found[2:]):.1e}")
+    print(f"\n{what:45} images {max(found[:2]):.1e} text {max(found[2:]):.1e}")
     assert max(found) < 1e-5
     assert ours.loss_kind == ("clip" if theirs.logit_bias is None else "siglip")
     assert ours.logit_scale.item() == pytest.approx(3.1)
@@ -120,7 +120,7 @@ def test_embeddings_equal_open_clips_within_1e_5(what, tmp_path):
 
 
 def test_other_picture_sizes_equal_open_clips_resizing():
-    """open_clip stretches positions once, when weights are loaded; ours does it for any picture."""
+    """open_clip stretches positions once, when weights are loaded; ours does it for any image."""
     small = make()
     ours = wt.from_open_clip(small)
     for size in (48, 16, (24, 48)):
@@ -140,7 +140,7 @@ def test_other_picture_sizes_equal_open_clips_resizing():
 
 @pytest.fixture(scope="module")
 def siglip_words(tmp_path_factory):
-    """A vocabulary with SigLIP's shape: pieces learnt from captions, an end token, padding that is read."""
+    """A vocabulary with SigLIP's shape: pieces learned from captions, an end token, padding that is read."""
     from transformers import PreTrainedTokenizerFast
 
     rust = tokenizers.Tokenizer(tokenizers.models.Unigram())
@@ -191,7 +191,7 @@ def test_siglip_embeddings_and_words_equal_open_clips_within_1e_5(siglip_words, 
     assert torch.equal(got, tokenizer(CAPTIONS))
     wt.testing.check_tokenizer(front, CAPTIONS[:4])
     found = differences(theirs, ours, tokenizer)
-    print(f"\n{'SigLIP, map, own words':45} pictures {max(found[:2]):.1e} text {max(found[2:]):.1e}")
+    print(f"\n{'SigLIP, map, own words':45} images {max(found[:2]):.1e} text {max(found[2:]):.1e}")
     assert max(found) < 1e-5 and ours.loss_kind == "siglip"
     again = wt.load(ours.save(tmp_path / "m"))
     assert torch.equal(again.embed("text", CAPTIONS), ours.embed("text", CAPTIONS))
@@ -360,5 +360,5 @@ def test_published_sizes_within_1e_4(name):
             else:
                 p.add_(0.1 * torch.randn(p.shape, generator=g))
     found = differences(theirs, wt.from_open_clip(theirs), open_clip.get_tokenizer(name), size=224)
-    print(f"\n{name:45} pictures {max(found[:2]):.1e} text {max(found[2:]):.1e}")
+    print(f"\n{name:45} images {max(found[:2]):.1e} text {max(found[2:]):.1e}")
     assert max(found) < 1e-4

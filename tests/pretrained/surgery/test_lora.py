@@ -19,7 +19,7 @@ TARGETS = r"trunk\.blocks\.\d+\.(attn\.qkv|attn\.proj|mlp\.fc1)"
 
 
 def rows(n: int = 64) -> list[dict]:
-    """Two kinds of pictures, told apart by which half is brighter."""
+    """Two kinds of images, told apart by which half is brighter."""
     g = torch.Generator().manual_seed(0)
     out = []
     for i in range(n):
@@ -67,7 +67,7 @@ def test_trains_saves_merges_and_reloads(tmp_path):
     plain = dict(start.named_parameters())
     for name, p in model.named_parameters():
         if ".base_layer." in name:
-            assert torch.equal(p, plain[name.replace(".base_layer", "")])  # what isn't an adapter stayed
+            assert torch.equal(p, plain[name.replace(".base_layer", "")])  # what is not an adapter stayed
     x = torch.stack([r["image"] for r in rows(8)])
     with torch.no_grad():
         want = model({"image": x})
@@ -150,11 +150,11 @@ train: {steps: 3, batch_size: 16, out: OUT, device: cpu, tensorboard: false}
 
 
 def test_through_a_recipe(tmp_path):
-    """A recipe builds the task; adapters go in before it is trained. A few steps on real pictures and words."""
-    write_folder(wt.open_rows("emoji", split="train")[:40], tmp_path / "pictures")
+    """A recipe builds the task; adapters go in before it is trained. A few steps on real images and words."""
+    write_folder(wt.open_rows("emoji", split="train")[:40], tmp_path / "images")
     path = tmp_path / "recipe.yaml"
     path.write_text(
-        RECIPE.replace("PICTURES", str(tmp_path / "pictures")).replace("OUT", str(tmp_path / "run"))
+        RECIPE.replace("PICTURES", str(tmp_path / "images")).replace("OUT", str(tmp_path / "run"))
     )
     recipe = Recipe.read(str(path))
     rows, _ = recipe.rows()

@@ -42,7 +42,7 @@ def again(model: wt.Part, folder) -> wt.Part:
     return wt.load(model.save(folder))
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_kernels_are_resized_as_timm_does(old, new):
 
 
 def test_an_enlarged_picture_gives_the_same_tokens():
-    """FlexiViT's identity: with patches of twice the size, a picture of which each patch was enlarged to twice the size."""
+    """FlexiViT's identity: with patches of twice the size, an image of which each patch was enlarged to twice the size."""
     g = torch.Generator().manual_seed(2)
     weight, patch = torch.randn(5, 3, 8, 8, generator=g), torch.randn(1, 3, 8, 8, generator=g)
     large = nn.functional.interpolate(patch, size=(16, 12), mode="bicubic", antialias=True)
@@ -92,7 +92,7 @@ def test_a_model_at_another_size_equals_timms_own(name, prefix, tmp_path):
 
 
 def test_a_new_size_gives_what_the_old_model_gave_for_such_pictures():
-    """Tables were stretched in each batch; now the table itself is. (2, 8) and (4, 4) patches aren't taken for each other."""
+    """Tables were stretched in each batch; now the table itself is. (2, 8) and (4, 4) patches are not taken for each other."""
     for size in ((64, 48), (16, 64), (32, 32)):
         model = classifier()
         x = torch.randn(2, 3, *size)
@@ -189,16 +189,16 @@ def test_new_rows_spread_as_the_old_ones_do():
 def test_special_words_are_never_spelled_by_a_text():
     model = clip()
     front = model.tokenizers["text"]
-    (new,) = wt.grow_vocabulary(model, ["<picture>"], special=True)
-    assert new not in front.read("a <picture> of a cat").tolist()
-    assert new in front.read("a <picture> of a cat", special=True).tolist()
+    (new,) = wt.grow_vocabulary(model, ["<image>"], special=True)
+    assert new not in front.read("a <image> of a cat").tolist()
+    assert new in front.read("a <image> of a cat", special=True).tolist()
     for wrong in (["cat"], ["new", "new"], [""], []):
         with pytest.raises(wt.InputError, match="in the vocabulary already, empty, or named twice"):
-            wt.grow_vocabulary(model, wrong) if wrong != ["cat"] else wt.grow_vocabulary(model, ["<picture>"])
+            wt.grow_vocabulary(model, wrong) if wrong != ["cat"] else wt.grow_vocabulary(model, ["<image>"])
 
 
 def test_new_words_in_clips_own_vocabulary(tmp_path):
-    """A word that isn't special is one token there too, and what doesn't hold it is read as before."""
+    """A word that is not special is one token there too, and what does not hold it is read as before."""
     front = wt.TextTokenizer.clip(dim=8)
     before = front.encode_batch(["two cats & a dog", "an axolotl"])
     (new,) = wt.grow_vocabulary(front, ["axolotl"])
@@ -272,7 +272,7 @@ def test_clips_vocabulary_shrunk_to_a_few_captions():
     assert [[ids[i] for i in row] for row in now] == before
     torch.testing.assert_close(front.embedding.weight, table[ids])
     assert len(front.encode_batch(["zebra"])[0]) == 3 and front.encode_batch(["zebra"])[0][-1] == front.end_id
-    with pytest.raises(wt.InputError, match="aren't in the vocabulary"):
+    with pytest.raises(wt.InputError, match="are not in the vocabulary"):
         wt.shrink_vocabulary(front, texts, keep=["nosuchtoken"])
 
 
@@ -421,8 +421,8 @@ class GivenSpectrum(nn.Module):
 
 @pytest.mark.parametrize("channels", ["sum", "mean"])
 def test_a_picture_trunk_reads_a_spectrum_as_a_grey_picture(channels):
-    """A grey picture through the three-channel kernel, and the same numbers as a spectrum: equal logits. Frequency runs
-    down the picture and time to the right; AST's own kernel is the sum of the three."""
+    """A grey image through the three-channel kernel, and the same numbers as a spectrum: equal logits. Frequency runs
+    down the image and time to the right; AST's own kernel is the sum of the three."""
     front = wt.ImageTokenizer(24, patch=8, size=(32, 48), class_token=True)
     vit = randomised(wt.Classifier(front, wt.Transformer(24, 2, 4), 5))
     sounds = wt.AudioTokenizer(
@@ -478,5 +478,5 @@ def test_what_cannot_be_reused_is_told():
         wt.adapt_tokenizer(front, wt.AudioTokenizer(32, preset="ast"))
     with pytest.raises(wt.InputError, match="AudioTokenizer without patches"):
         wt.adapt_tokenizer(front, wt.AudioTokenizer(24, preset="whisper"))
-    with pytest.raises(wt.InputError, match="a SeriesTokenizer can't"):
+    with pytest.raises(wt.InputError, match="a SeriesTokenizer cannot"):
         wt.adapt_tokenizer(front, wt.SeriesTokenizer(24))

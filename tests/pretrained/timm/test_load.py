@@ -89,7 +89,7 @@ def transform(model: nn.Module):
 
 @pytest.mark.parametrize("what", FAMILIES)
 def test_logits_equal_timms_within_1e_5(what, tmp_path):
-    """On real pictures prepared by either side, in batches; at other sizes; after save and load."""
+    """On real images prepared by either side, in batches; at other sizes; after save and load."""
     name, options = FAMILIES[what]
     theirs = small(name, **options)
     ours = wt.from_timm(theirs)
@@ -189,7 +189,7 @@ FLEXIBLE = {  # what it shows: (timm's name, options)
 
 @pytest.mark.parametrize("what", FLEXIBLE)
 def test_native_aspect_equals_timms_within_1e_5(what, tmp_path):
-    """NaFlexVit: real pictures through timm's own resize, patches and padding; plain tensors; save and load."""
+    """NaFlexVit: real images through timm's own resize, patches and padding; plain tensors; save and load."""
     from timm.data.naflex_dataset import NaFlexCollator
     from timm.data.naflex_transforms import Patchify, ResizeToSequence
     from torchvision.transforms.functional import normalize, to_tensor
@@ -214,7 +214,7 @@ def test_native_aspect_equals_timms_within_1e_5(what, tmp_path):
             worst, largest = float((want - got).abs().max()), float(want.abs().max())
             rows = front.collate([front.read(p) for p in pictures])
             assert len(set(rows["lengths"])) > 2
-        for x in ready:  # one by one, as a plain picture
+        for x in ready:  # one by one, as a plain image
             want = theirs(x[None])
             worst = max(worst, float((ours({"image": x[None]}) - want).abs().max()))
             largest = max(largest, float(want.abs().max()))
@@ -353,7 +353,7 @@ def test_published_sizes_within_1e_4(name):
         want = theirs(torch.stack([transform(theirs)(pil(p)) for p in pictures]))
     worst = float((ours.logits(pictures) - want).abs().max())
     apart = float((want[0] - want[1]).abs().max())
-    print(f"\n{name:45} {worst:.1e} of {float(want.abs().max()):.1f}, pictures {apart:.1f} apart")
+    print(f"\n{name:45} {worst:.1e} of {float(want.abs().max()):.1f}, images {apart:.1f} apart")
     assert worst < 1e-4 and apart > 0.1
 
 

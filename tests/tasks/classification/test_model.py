@@ -81,7 +81,7 @@ def test_predict_and_evaluate_by_hand(tmp_path):
     assert (p - logits.softmax(-1).sort(-1, descending=True).values[:, :3]).abs().max() < 1e-6
     assert model.predict(str(path)).names[0][:3] == names[0]
     assert model.predict(pictures[:1], top=99).probabilities.sum() == pytest.approx(1)
-    # the second-best class as the truth of six pictures, the sixth-best of six
+    # the second-best class as the truth of six images, the sixth-best of six
     truth = [int(row[1 if i < 6 else 5]) for i, row in enumerate(order)]
     rows = [{"image": s, "label": t} for s, t in zip(pictures, truth, strict=True)]
     model.train()
@@ -197,7 +197,7 @@ def test_mixtures_are_torchvisions_and_only_in_training(way):
     batch = batch_of(model, labelled(6))
     torch.manual_seed(5)
     got = model.loss(batch)["loss"]
-    # by hand: the pictures as the front-end normalises them, torchvision's transform, soft cross-entropy
+    # by hand: the images as the front-end normalises them, torchvision's transform, soft cross-entropy
     front = model.tokenizers["image"]
     mean, std = (torch.tensor(v)[:, None, None] for v in (front.mean, front.std))
     pictures = (batch["image"]["pixels"].float() / 255 - mean) / std
@@ -375,7 +375,7 @@ optim: {lr: 1.0e-2}
 
 
 def test_another_front_end_is_one_line_of_a_recipe(tmp_path, monkeypatch):
-    """The same rows by their pictures or by their sounds: nothing but the front-end's line differs."""
+    """The same rows by their images or by their sounds: nothing but the front-end's line differs."""
     rows = []
     for i in range(8):
         (tmp_path / f"{i}.png").write_bytes(ROWS[i]["image"])

@@ -64,7 +64,7 @@ def test_loss_is_open_clips_and_reaches_every_parameter(shared, kind):
 
 
 def test_rows_may_lack_a_column(model):
-    """Rows without a picture count nothing; the loss is that of the whole rows."""
+    """Rows without an image count nothing; the loss is that of the whole rows."""
     whole = [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:4]]
     mixed = [whole[0], {"text": "alone"}, whole[1], {"image": ROWS[9]["image"]}, whole[2], whole[3]]
     a = model.loss(batch_of(model, whole))["loss"]
@@ -72,7 +72,7 @@ def test_rows_may_lack_a_column(model):
     assert abs(float((a - b).detach())) < 1e-5
     alone = model.loss(batch_of(model, [{"text": "one"}, {"text": "two"}]))
     assert float(alone["loss"]) == 0.0
-    alone["loss"].backward()  # a batch without a picture still has a graph
+    alone["loss"].backward()  # a batch without an image still has a graph
     model.zero_grad()
     with pytest.raises(wt.InputError, match="none of this task's"):
         model.read({"sound": "x.wav"})
@@ -90,7 +90,7 @@ def test_the_scale_stays_within_bounds_and_can_come_back():
 
 
 def test_embed_takes_every_form(model, tmp_path):
-    path = tmp_path / "a picture.png"
+    path = tmp_path / "an image.png"
     path.write_bytes(ROWS[0]["image"])
     from_path = model.embed("image", [path])
     from_bytes = model.embed("image", [ROWS[0]["image"]])
@@ -138,11 +138,11 @@ def test_embed_leaves_the_mode_as_it_was(model):
 
 def test_zero_shot_by_hand(model):
     pictures = [r["image"] for r in ROWS[:3]]
-    templates = ["a picture of {}", lambda c: f"{c}!"]
+    templates = ["an image of {}", lambda c: f"{c}!"]
     got = model.zero_shot(pictures, ["cat", "dog"], templates)
     vectors = []
     for c in ("cat", "dog"):
-        both = model.embed("text", [f"a picture of {c}", f"{c}!"])
+        both = model.embed("text", [f"an image of {c}", f"{c}!"])
         mean = both.mean(0)
         vectors.append(mean / mean.norm())
     logits = model.logit_scale.exp() * model.embed("image", pictures) @ torch.stack(vectors).T
@@ -175,7 +175,7 @@ def test_ranks_by_hand():
 
 
 def test_a_collapsed_model_finds_nothing():
-    """Ties and NaN don't count as found: one vector for everything gives the last rank, not the first."""
+    """Ties and NaN do not count as found: one vector for everything gives the last rank, not the first."""
     same = torch.ones(5, 4) / 2
     assert ranks(same, same, range(5), range(5)).tolist() == [4] * 5
     assert ranks(same * torch.nan, same, range(5), range(5)).tolist() == [4] * 5
@@ -302,7 +302,7 @@ def test_smoothing_is_cross_entropys():
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_alike_by_a_column_without_a_front_end(kind):
-    """Pictures of one object under different words: `same=["object"]`; a batch of one object alone has nothing to tell
+    """Images of one object under different words: `same=["object"]`; a batch of one object alone has nothing to tell
     apart, and gives a finite loss."""
     torch.manual_seed(0)
     model = make(loss=kind, same=["object"]).eval()
@@ -408,7 +408,7 @@ FRONTS = {
 
 @pytest.mark.parametrize("column", FRONTS)
 def test_another_front_end_is_one_line_of_a_recipe(column, tmp_path, monkeypatch):
-    """Sounds in place of pictures: one line changed, the same files of rows; either learns what it is shown."""
+    """Sounds in place of images: one line changed, the same files of rows; either learns what it is shown."""
     monkeypatch.chdir(tmp_path)
     rows = []
     for i, name in enumerate(("low", "high", "shrill", "deep", "soft", "bright")):
@@ -427,8 +427,8 @@ def test_another_front_end_is_one_line_of_a_recipe(column, tmp_path, monkeypatch
 
 
 def test_tokens_left_out_in_training_leave_answers_alone():
-    """FLIP: `TokenReducer` drops half of a picture's tokens in training, pooling still finds the class token, and embeddings
-    in eval mode are those of the whole picture."""
+    """FLIP: `TokenReducer` drops half of an image's tokens in training, pooling still finds the class token, and embeddings
+    in eval mode are those of the whole image."""
     torch.manual_seed(0)
     whole = wt.ImageTokenizer(dim=32, patch=8, size=32, class_token=True)
     text = wt.TextTokenizer.clip(dim=32)

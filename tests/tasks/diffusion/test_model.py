@@ -66,7 +66,7 @@ def pixels(pictures):
 
 
 def alike(a, b):
-    """Equal pictures, but for a rounding to the other side of half a level."""
+    """Equal images, but for a rounding to the other side of half a level."""
     return int((pixels(a) - pixels(b)).abs().max()) <= 1
 
 
@@ -76,7 +76,7 @@ def alike(a, b):
 @pytest.mark.parametrize("sampler", [euler, heun])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_point_mass_is_reached_exactly(sampler, steps):
-    """Where all pictures are one point, x moves straight at it: even a single step lands there."""
+    """Where all images are one point, x moves straight at it: even a single step lands there."""
     point = torch.tensor([[1.0, -2.0, 0.5]])
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     out = sampler(lambda x, t: (point - x) / (1 - t)[:, None], x, times(steps))

@@ -96,7 +96,7 @@ def test_training_lessens_the_error_and_both_recipes_go_together(tmp_path):
     model, _ = first.run()
     assert model.evaluate(held)["mse"] < before.evaluate(held)["mse"]
     words = ["--train.out", str(tmp_path / "draws"), "--train.steps", "2", "--model.trunk.depth", "1"]
-    words += ["--model.picture.folder", str(tmp_path / "codes" / "last"), *common]
+    words += ["--model.image.folder", str(tmp_path / "codes" / "last"), *common]
     drawer, _ = Recipe.read("image_lm_emoji", words).run()
     assert drawer.picture.frozen and drawer.picture.dim == 192
     (tmp_path / "codes").rename(tmp_path / "gone")
@@ -107,7 +107,7 @@ def test_training_lessens_the_error_and_both_recipes_go_together(tmp_path):
 
 
 def test_the_second_recipe_without_the_first_says_what_is_missing(tmp_path):
-    words = ["--model.picture.folder", str(tmp_path / "none"), "--train.out", str(tmp_path / "o")]
+    words = ["--model.image.folder", str(tmp_path / "none"), "--train.out", str(tmp_path / "o")]
     recipe = Recipe.read("image_lm_emoji", words)
     with pytest.raises(wt.InputError, match="not a saved model"):
         recipe.build(recipe.rows()[0])

@@ -59,7 +59,7 @@ def test_logits_are_those_of_the_plain_sequence(causal):
     assert whole.shape == (3, 16, 25)
     for row, got in zip(ROWS, whole, strict=True):
         words = model.text.tokens([row["text"]])
-        codes = model.picture.tokens([row["image"]])
+        codes = model.image.tokens([row["image"]])
         x = model.trunk(wt.Tokens.cat(words, codes, follow=True), kind="dense").x[0]
         want = model.head(x[words.shape[1] : words.shape[1] + 16])
         assert (got - want).abs().max() < 1e-5
@@ -69,7 +69,7 @@ def test_logits_are_those_of_the_plain_sequence(causal):
 def test_a_sequence_without_gaps_is_read_causally():
     """Captions of different length leave no padding inside, and the trunk needs no mask."""
     model, batch = made(), batch_of(made())
-    words, codes = model.text(batch["text"]), model.picture(batch["image"])
+    words, codes = model.text(batch["text"]), model.image(batch["image"])
     joined = beside([words, codes], follow=True)
     assert joined.layout.order == "causal"
     assert [sum(n) for n in joined.layout.lengths] == [n + 17 for (n,) in words.layout.lengths]
@@ -91,7 +91,7 @@ def test_a_later_code_changes_nothing_before_it():
 
 def test_loss_by_hand_and_the_weight_of_words():
     model, batch = made(drop=0.0), batch_of(made())
-    ids = model.picture.encode(batch["image"]).flatten(1)
+    ids = model.image.encode(batch["image"]).flatten(1)
     codes = F.cross_entropy(model(batch).flatten(0, 1), ids.flatten())
     assert model.loss(batch)["loss"].item() == pytest.approx(codes.item(), rel=1e-5)
     model.text_weight = 0.5
@@ -112,7 +112,7 @@ def test_gradients_reach_every_parameter_but_the_codec():
     lacking = [
         n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
     ]
-    assert lacking == [] and not any(p.requires_grad for p in model.picture.codec.parameters())
+    assert lacking == [] and not any(p.requires_grad for p in model.image.codec.parameters())
 
 
 # ---- captions that are missing or lost -----------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_a_row_without_caption_begins_with_the_null_and_trains_it():
 
 def test_all_dropped_is_unconditional():
     model, batch = made(), batch_of(made())
-    ids = model.picture.encode(batch["image"]).flatten(1)
+    ids = model.image.encode(batch["image"]).flatten(1)
     lost = model.hidden(model.prefix(batch, [True] * 3), ids)[1]
     without = batch_of(model, [{"image": r["image"]} for r in ROWS])
     kept = model.hidden(model.prefix(batch), ids)[1]
@@ -180,13 +180,13 @@ def plain(model, texts, guidance=1.0):
     words = model._captions([model.read(r) if r else {} for r in rows])
     ids = torch.zeros(len(texts), 0, dtype=torch.int64)
     for i in range(16):
-        padded = F.pad(ids, (0, 16 - i))  # what stands behind place i doesn't matter
+        padded = F.pad(ids, (0, 16 - i))  # what stands behind place i does not matter
         given, null = (
             model.head(model.hidden(model.prefix(words, [d] * len(texts)), padded)[1][:, i])
             for d in (False, True)
         )
         ids = torch.cat([ids, (null + guidance * (given - null)).argmax(-1, keepdim=True)], 1)
-    return model.picture.decode(ids, torch.uint8)
+    return model.image.decode(ids, torch.uint8)
 
 
 # a recurrent trunk reads from left to right alone
@@ -217,7 +217,7 @@ def test_draws_follow_the_distribution():
     model, n = made(), 2000
     one = wt.Tokens.cat(
         model.text.tokens(["red heart"]),
-        model.picture.embedded(torch.zeros(1, 16, dtype=torch.int64)),
+        model.image.embedded(torch.zeros(1, 16, dtype=torch.int64)),
         follow=True,
     )
     with torch.no_grad():
@@ -241,8 +241,8 @@ def test_text_that_spells_a_code_or_control_token_stays_text():
     with torch.no_grad():
         model.head.bias.copy_(torch.linspace(-50, 50, 25))
     ids = model._draw([model.read({"text": t}) for t in typed], Sampling(temperature=2.0, seed=0), 3.0)
-    assert ids.shape == (5, 16) and int(ids.min()) >= 0 and int(ids.max()) < model.picture.codebook_size
-    assert model.head.weight.shape[0] == model.picture.start_id  # the start token isn't to be drawn
+    assert ids.shape == (5, 16) and int(ids.min()) >= 0 and int(ids.max()) < model.image.codebook_size
+    assert model.head.weight.shape[0] == model.image.start_id  # the start token is not to be drawn
 
 
 def test_what_cannot_be_asked():
@@ -277,7 +277,7 @@ def test_evaluation_by_hand_and_for_any_batch():
     model.eval()
 
     def bits(rows):
-        ids = model.picture.encode(batch_of(model)["image"]).flatten()
+        ids = model.image.encode(batch_of(model)["image"]).flatten()
         return float(F.cross_entropy(model(batch_of(model, rows)).flatten(0, 1), ids)) / math.log(2)
 
     turned = [r | {"text": s["text"]} for r, s in zip(ROWS, ROWS[1:] + ROWS[:1], strict=True)]
@@ -300,7 +300,7 @@ def test_parts_that_do_not_fit():
 
 
 def test_two_pictures_are_learnt_by_their_names():
-    """Trained on two pictures alone, it draws the one that is asked for."""
+    """Trained on two images alone, it draws the one that is asked for."""
     torch.manual_seed(0)
     model = made(trunk=wt.Transformer(DIM, 2, 2), drop=0.2).train()
     pair = [{"image": picture(0), "text": "red heart"}, {"image": picture(1), "text": "blue square"}]
@@ -310,7 +310,7 @@ def test_two_pictures_are_learnt_by_their_names():
         optimizer.zero_grad()
         model.loss(batch)["loss"].backward()
         optimizer.step()
-    real = model.picture.decode(model.picture.encode(batch["image"])[:2], torch.uint8)
+    real = model.image.decode(model.image.encode(batch["image"])[:2], torch.uint8)
     assert not torch.equal(real[0], real[1])
     drawn = model.sample([r["text"] for r in pair], temperature=0, guidance=1.0)
     assert torch.equal(drawn, real)

@@ -1,4 +1,4 @@
-"""Beam search: the best of all sequences when wide enough, Hugging Face's answers, rows that don't touch each other."""
+"""Beam search: the best of all sequences when wide enough, Hugging Face's answers, rows that do not touch each other."""
 
 import itertools
 

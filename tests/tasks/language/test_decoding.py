@@ -116,7 +116,7 @@ def test_rows_stop_one_by_one(front, drop):
     assert [front.decode(c.ids) for c in got] == TEXTS
     assert all(front.end_id not in c.ids for c in got)
     if drop:  # a finished row is asked nothing more
-        lengths = [len(t) for t in said.texts]  # end token counted: the step after it isn't asked
+        lengths = [len(t) for t in said.texts]  # end token counted: the step after it is not asked
         assert said.asked == [sum(n > i for n in lengths) for i in range(1, max(lengths))]
 
 
@@ -158,7 +158,7 @@ def test_limits_of_rows_and_none_at_all(front):
     ("text", "stop", "want"),
     [
         ("one END two", ["END"], "one "),
-        ("one EN two", ["END"], "one EN two"),  # looked like it, wasn't
+        ("one EN two", ["END"], "one EN two"),  # looked like it, was not
         ("one EN", ["END"], "one EN"),
         ("aab", ["ab"], "a"),
         ("xEEND", ["END"], "xE"),
@@ -204,7 +204,7 @@ def test_a_row_says_the_same_alone_and_in_a_batch():
 
     together = run([0, 1, 2], [7, 8, 9])
     assert together == [run([i], [7 + i])[0] for i in range(3)]
-    assert run([0, 0, 0], 5)[0].ids != run([0, 0, 0], 5)[1].ids  # one number doesn't make rows alike
+    assert run([0, 0, 0], 5)[0].ids != run([0, 0, 0], 5)[1].ids  # one number does not make rows alike
     assert run([0, 1, 2], 5) == run([0, 1, 2], 5)
     assert run([0], 5)[0] == run([0, 1], 5)[0]
 

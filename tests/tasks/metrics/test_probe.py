@@ -1,4 +1,4 @@
-"""Linear probe and zero-shot figures: the optimum is one, figures by hand, splits don't leak."""
+"""Linear probe and zero-shot figures: the optimum is one, figures by hand, splits do not leak."""
 
 import math
 
@@ -84,7 +84,7 @@ def test_a_probe_on_noise_is_at_chance():
 
 
 def test_scale_and_shift_of_an_embedding_change_nothing():
-    """Features are standardised, and one that is always the same isn't blown up."""
+    """Features are standardised, and one that is always the same is not blown up."""
     rows, test = clouds(90, noise=1.0), clouds(60, noise=1.0, seed=1)
 
     def moved(rows):
@@ -148,7 +148,7 @@ def test_zero_shot_by_hand():
 
 
 def test_a_clip_is_probed_column_by_column():
-    """From files to figures: an untrained model's pictures of two plain colours are told apart by a line."""
+    """From files to figures: an untrained model's images of two plain colours are told apart by a line."""
     torch.manual_seed(0)
     tokenizers = {"image": wt.ImageTokenizer(16, patch=16, size=32), "text": wt.TextTokenizer.clip(dim=16)}
     model = wt.CLIP(tokenizers, wt.Transformer(16, 1, 2), 8)

@@ -94,7 +94,7 @@ def test_without_media_it_is_the_language_model(positions):
 
 @pytest.mark.parametrize("positions", ["none", "learned"])
 def test_media_stand_where_they_are_said(positions):
-    """Text, picture, text, picture: places, reading order, and each picture's own tokens."""
+    """Text, image, text, image: places, reading order, and each image's own tokens."""
     m = model(positions)
     talk = [user("What", PICTURES[0], "or", PICTURES[1], "?"), says("face")]
     batch, front = batch_of(m, talk), m.language.front
@@ -127,7 +127,7 @@ def test_a_picture_reads_itself_and_what_came_before_and_nothing_after():
         return [(d > 1e-6).item() for d in (a - b).abs().amax(1)]
 
     n, first, second = tokens.shape[1], places[0].item(), places[4].item()
-    assert moved(first + 3) == [p >= first for p in range(n)]  # a picture's last token reaches its first
+    assert moved(first + 3) == [p >= first for p in range(n)]  # an image's last token reaches its first
     assert moved(second) == [p >= second for p in range(n)]
     assert moved(second - 1) == [p >= second - 1 for p in range(n)]  # text between reads from left to right
 
@@ -178,7 +178,7 @@ def test_an_answer_ends_with_the_first_end_that_the_template_writes():
     front = language().front
     line = taught(Chat(front, template, [user("face"), says("red")]), {front.end_id}, 0)
     assert front.decode(line.labels[line.labels != IGNORE], special=True) == "red<|endoftext|>"
-    assert line.labels[-1] == front.end_id  # and what stands behind it isn't read either
+    assert line.labels[-1] == front.end_id  # and what stands behind it is not read either
     changing = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(wt.InputError, match="message 1 otherwise once the answer is there"):
         taught(Chat(front, changing, [user("face"), says("red")]), {front.end_id}, 0)
@@ -308,7 +308,7 @@ def test_it_learns_to_tell_pictures_apart_and_is_the_same_once_saved(tmp_path):
     again = wt.load(tmp_path / "saved")
     assert isinstance(again.language, wt.ChatModel) and again.template == TEMPLATE
     assert [a.strip() for a in again.chat([r["messages"][:1] for r in rows])] == names
-    path = tmp_path / "picture.png"
+    path = tmp_path / "image.png"
     path.write_bytes(PICTURES[1])
     asked_for = {
         "role": "user",

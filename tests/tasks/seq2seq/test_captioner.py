@@ -1,4 +1,4 @@
-"""A decoder that reads pictures, sounds or both by cross-attention and writes text."""
+"""A decoder that reads images, sounds or both by cross-attention and writes text."""
 
 import random
 
@@ -123,7 +123,7 @@ def test_a_batch_without_pictures_trains():
 
 @pytest.mark.parametrize("encoder", [False, True])
 def test_rows_may_lack_a_column_and_a_batch_is_its_rows(encoder):
-    """Pictures, sounds, both or neither in one batch: each row's loss and answer are what it gives alone."""
+    """Images, sounds, both or neither in one batch: each row's loss and answer are what it gives alone."""
     model = captioner(("image", "audio"), encoder=wt.Transformer(32, 1, 2) if encoder else None).eval()
     rows = [
         row(0, "image", "audio", text="a red ball"),
@@ -226,7 +226,7 @@ def test_a_saved_model_says_the_same(tmp_path):
 
 
 def shapes(n, seed):
-    """Dark and bright pictures of one colour, and what they are called."""
+    """Dark and bright images of one colour, and what they are called."""
     rng, rows = random.Random(seed), []
     colours = {"red": (1.0, 0, 0), "blue": (0, 0, 1.0), "green": (0, 1.0, 0)}
     for _ in range(n):
@@ -255,7 +255,7 @@ def tones(n, seed):
 
 @pytest.mark.parametrize("column", ["image", "audio"])
 def test_what_is_read_is_what_is_said(column, tmp_path):
-    """Trained for seconds, new pictures (or sounds: one other front-end, the same code) get their own captions, and the
+    """Trained for seconds, new images (or sounds: one other front-end, the same code) get their own captions, and the
     loss with contexts exchanged between rows is clearly worse."""
     made = {"image": shapes, "audio": tones}[column]
     model = captioner((column,), score="exact", max_new_tokens=12)
@@ -271,7 +271,7 @@ def test_what_is_read_is_what_is_said(column, tmp_path):
 
 
 def test_clips_are_read_too():
-    """Pictures, a sound and a clip as the source of one text: columns side by side, nothing else new."""
+    """Images, a sound and a clip as the source of one text: columns side by side, nothing else new."""
     torch.manual_seed(0)
     columns = {"image": image_front(), "video": wt.VideoTokenizer(32, tubelet=(2, 8, 8), frames=4, size=16)}
     model = wt.Captioner(columns | {"text": text_front()}, decoder=decoder()).eval()
@@ -283,7 +283,7 @@ def test_clips_are_read_too():
 
 
 def test_another_front_end_is_one_line_of_the_recipe(tmp_path):
-    """The shipped recipe for pictures with its one picture line exchanged trains on sounds and writes what they say."""
+    """The shipped recipe for images with its one image line exchanged trains on sounds and writes what they say."""
     import wave
 
     from worldtokens.training.recipe import RECIPES, Recipe
@@ -311,7 +311,7 @@ def test_another_front_end_is_one_line_of_the_recipe(tmp_path):
 
 @pytest.mark.slow
 def test_words_of_unheard_voices_are_written_down(tmp_path):
-    """Real speech: ten words by voices that training doesn't hold, and a loss that is lost with another row's sound."""
+    """Real speech: ten words by voices that training does not hold, and a loss that is lost with another row's sound."""
     train, test = (wt.samples.open("spoken_digits", split=side) for side in ("train", "test"))
     torch.manual_seed(0)
     text = wt.TextTokenizer.train(train.texts(), vocab_size=270, dim=64, context=8)
@@ -345,7 +345,7 @@ def test_words_are_put_together_from_their_ids():
 
 
 def test_the_figure_shows_where_the_weight_lies(tmp_path):
-    """A decoder made to look at the upper right patch alone: there the picture stays light, elsewhere it is dark."""
+    """A decoder made to look at the upper right patch alone: there the image stays light, elsewhere it is dark."""
     from PIL import Image
 
     from worldtokens.figures import attention as attention_look
@@ -368,7 +368,7 @@ def test_the_figure_shows_where_the_weight_lies(tmp_path):
     assert (
         Image.open(attention_look.attention_figure(heard, [sound(0)], tmp_path / "heard.png")).size[0] > 100
     )
-    with pytest.raises(InputError, match="one picture or sound"):
+    with pytest.raises(InputError, match="one image or sound"):
         attention_look.attention_figure(captioner(("image", "audio")), [], tmp_path / "no.png")
 
 

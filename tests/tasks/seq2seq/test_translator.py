@@ -246,7 +246,7 @@ def test_a_learnt_dictionary_finds_the_words():
 
 
 def test_what_has_no_attention_has_no_alignment():
-    with pytest.raises(InputError, match="doesn't attend"):
+    with pytest.raises(InputError, match="does not attend"):
         translator("fixed").align("one red cat")
     with pytest.raises(ValueError, match="expected the column 'target'"):
         wt.Translator({"text": translator("fixed").front}, decoder=wt.Recurrent("gru", 48, cross=True))

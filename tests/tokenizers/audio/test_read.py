@@ -189,7 +189,7 @@ def test_an_odd_ratio_needs_no_filter_of_gigabytes():
 
 
 def test_only_what_is_kept_is_decoded(tmp_path):
-    """A sound cut to half a second equals the start of all of it, and the rest isn't read."""
+    """A sound cut to half a second equals the start of all of it, and the rest is not read."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, 44100 * 20)) * 0.1
     data = encode(x, "wav", "pcm_s16le", sample="s16")

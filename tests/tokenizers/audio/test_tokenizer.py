@@ -320,7 +320,7 @@ def test_silence_and_a_constant_are_finite_with_gradients():
 
 
 def test_a_longer_sound_starts_with_the_same_tokens():
-    """What comes much later doesn't reach the first tokens, where nothing is normalised over the whole."""
+    """What comes much later does not reach the first tokens, where nothing is normalised over the whole."""
     tok = make("ast conv")
     x = sound(16_000)
     with torch.no_grad():

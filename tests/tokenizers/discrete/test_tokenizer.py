@@ -1,4 +1,4 @@
-"""Pictures as ids: the quantizers against their formulas by hand, and the autoencoder on real pictures."""
+"""Images as ids: the quantizers against their formulas by hand, and the autoencoder on real images."""
 
 import copy
 import io
@@ -198,7 +198,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
 
 # ---- the front-end ---------------------------------------------------------------------------------------------
 
-BAD = [b"", b"no picture", "/no/such/file.png", 7]
+BAD = [b"", b"no image", "/no/such/file.png", 7]
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -289,7 +289,7 @@ def test_gradients_reach_every_weight_of_the_autoencoder(emoji, quantizer):
 
 
 def test_ids_do_not_depend_on_precision(emoji):
-    """Half-precision weights around it, or autocast, leave a picture's ids alone; embeddings follow."""
+    """Half-precision weights around it, or autocast, leave an image's ids alone; embeddings follow."""
     tok = small().eval()
     batch = tok.collate([tok.read(p) for p in emoji])
     half = copy.deepcopy(tok).to(torch.bfloat16)
@@ -322,7 +322,7 @@ def test_what_is_refused(emoji):
     ids = torch.zeros(1, 4, 4, dtype=torch.long)
     for wrong, found in (
         (ids.float(), "whole numbers"),
-        (ids[:, :3], "expected 16 a picture"),
+        (ids[:, :3], "expected 16 an image"),
         (ids + 1000, "leave the start token 1000 out"),
         (ids - 1, "run from -1"),
     ):
@@ -343,13 +343,13 @@ def test_what_is_refused(emoji):
     ):
         with pytest.raises(wt.InputError):
             small(**options)
-    with pytest.raises(wt.InputError, match="no picture to collate"):
+    with pytest.raises(wt.InputError, match="no image to collate"):
         tok.collate([])
-    with pytest.raises(wt.InputError, match="picture 1 of the batch"):
+    with pytest.raises(wt.InputError, match="image 1 of the batch"):
         tok.collate([tok.read(emoji[0]), torch.zeros(3, 4, 4)])
 
 
-# ---- quality, on 3,050 real pictures ---------------------------------------------------------------------------
+# ---- quality, on 3,050 real images ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +380,7 @@ def report(tok, pixels):
     x = pixels.float() / 255
     ids = torch.cat([tok.encode(p) for p in pixels.split(64)])
     error = F.mse_loss(torch.cat([tok.decode(i) for i in ids.split(64)]), x)
-    # 64 colours a picture, not even rounded, against 64 ids
+    # 64 colours an image, not even rounded, against 64 ids
     flat = F.interpolate(F.avg_pool2d(x, tok.factor), scale_factor=tok.factor)
     return float(error), float(F.mse_loss(flat, x)), codebook_use(ids, tok.codebook_size)
 
@@ -392,7 +392,7 @@ def fsq(pictures):
 
 @pytest.mark.slow
 def test_fsq_pictures_beat_mean_colours(fsq, pictures):
-    """Held-out pictures: under half the error of one mean colour a patch; over half of the 1,000 codes in use."""
+    """Held-out images: under half the error of one mean colour a patch; over half of the 1,000 codes in use."""
     error, flat, use = report(fsq, pictures["test"])
     print(
         f"FSQ: mse {error:.5f}, mean colours {flat:.5f}, used {use['used']:.3f}, perplexity {use['perplexity']:.0f}"
@@ -415,7 +415,7 @@ def test_vq_pictures_beat_mean_colours(pictures):
 
 @pytest.mark.slow
 def test_a_language_model_learns_pictures_and_draws(fsq, pictures):
-    """Ids of held-out pictures, nats an id: a causal trunk is 15 % below counts of ids, and below counts by place."""
+    """Ids of held-out images, nats per token: a causal trunk is 15 % below counts of ids, and below counts by place."""
     torch.manual_seed(0)
     ids = {s: torch.cat([fsq.encode(p).flatten(1) for p in v.split(64)]) for s, v in pictures.items()}
     trunk, head = wt.Transformer(96, 3, 4), torch.nn.Linear(96, fsq.codebook_size)
@@ -433,17 +433,17 @@ def test_a_language_model_learns_pictures_and_draws(fsq, pictures):
         optimizer.step()
     counts = torch.bincount(ids["train"].flatten(), minlength=fsq.codebook_size) + 1.0
     single = F.cross_entropy(counts.log().expand(ids["test"].numel(), -1), ids["test"].flatten())
-    # each place's own counts, mixed with those of all places because 3,050 pictures are few for 64 tables
+    # each place's own counts, mixed with those of all places because 3,050 images are few for 64 tables
     here = F.one_hot(ids["train"], fsq.codebook_size).float().mean(0)  # (N, K)
     mixed = (0.7 * here + 0.3 * counts / counts.sum()).log()
     placed = F.nll_loss(mixed.expand(len(ids["test"]), -1, -1).flatten(0, 1), ids["test"].flatten())
     with torch.no_grad():
         model = nats(ids["test"])
-        print(f"language model: {model:.3f} nats an id, counts {single:.3f}, by place {placed:.3f}")
+        print(f"language model: {model:.3f} nats per token, counts {single:.3f}, by place {placed:.3f}")
         assert model < 0.85 * single and model < placed
         drawn = torch.zeros(4, 0, dtype=torch.long)
         for i in range(fsq.count):
-            # a causal trunk: what stands behind place i doesn't matter
+            # a causal trunk: what stands behind place i does not matter
             tokens = fsq.embedded(F.pad(drawn, (0, fsq.count - i)))
             drawn = torch.cat([drawn, head(trunk(tokens).x[:, i]).softmax(-1).multinomial(1)], 1)
     pixels = fsq.decode(drawn, torch.uint8)

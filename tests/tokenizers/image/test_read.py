@@ -1,4 +1,4 @@
-"""Reading pictures: every kind of file comes out upright, in RGB, or as an InputError that names it."""
+"""Reading images: every kind of file comes out upright, in RGB, or as an InputError that names it."""
 
 import io
 import os
@@ -41,11 +41,11 @@ PNG = data(Image.fromarray(photo()), "PNG")
 JPEG = data(Image.fromarray(photo()), "JPEG", quality=95)
 
 
-# ---- where a picture may come from ---------------------------------------------------------------------------
+# ---- where an image may come from ---------------------------------------------------------------------------
 
 
 def test_every_kind_of_source_gives_the_same_pixels(tmp_path):
-    path = tmp_path / "a picture.png"
+    path = tmp_path / "an image.png"
     path.write_bytes(PNG)
     a = photo()
     with open(path, "rb") as f:
@@ -131,7 +131,7 @@ def test_the_camera_orientation_is_applied_once(form, orientation):
     assert np.array_equal(hwc(read_image(raw)), expected)
     im = Image.open(io.BytesIO(raw))
     assert np.array_equal(hwc(read_image(im)), expected)
-    # a picture that was turned by its owner isn't turned again
+    # an image that was turned by its owner is not turned again
     assert np.array_equal(hwc(read_image(ImageOps.exif_transpose(im))), expected)
 
 
@@ -194,7 +194,7 @@ def test_every_mode_becomes_rgb(mode):
             im = im.convert(step)
     assert im.mode == mode
     out = hwc(read_image(im)).astype(int)
-    assert im.mode == mode, "the picture handed in isn't changed"
+    assert im.mode == mode, "the image handed in isn't changed"
     assert out.shape == (48, 64, 3)
     reference = photo().astype(int)
     if mode == "1":
@@ -289,7 +289,7 @@ def test_the_first_frame_or_the_frame_asked_for(form):
         read_image(raw, frame=-1)
     with pytest.raises(wt.InputError, match="no frame 1"):
         read_image(JPEG, frame=1)
-    with pytest.raises(wt.InputError, match="holds one picture"):
+    with pytest.raises(wt.InputError, match="holds one image"):
         read_image(frames[0], frame=1)
 
 
@@ -317,7 +317,7 @@ SVG = b'<?xml version="1.0"?>\n<!-- drawn -->\n<svg xmlns="http://www.w3.org/200
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
 HOSTILE = {
     "empty.png": (b"", "empty"),
-    "words.png": (b"these are words, not a picture\n" * 9, "none of the kinds"),
+    "words.png": (b"these are words, not an image\n" * 9, "none of the kinds"),
     "drawing.svg": (SVG, "SVG"),
     "drawing.eps": (EPS, "none of the kinds"),  # would start Ghostscript
     "cut.jpg": (JPEG[: len(JPEG) // 2], "damaged or cut short"),

@@ -198,7 +198,7 @@ def test_a_padded_picture_has_no_token_where_there_is_only_background():
     batch = t.collate([wide, tall, square])
     assert (batch["pixels"][0, :, :16] == torch.tensor([0, 255, 0], dtype=torch.uint8)[:, None, None]).all()
     tokens = t(batch)
-    # 16 rows of picture amid 64, from row 24 on: patch rows 1 and 2; 10 columns from 27 on: patch columns 1 and 2
+    # 16 rows of image amid 64, from row 24 on: patch rows 1 and 2; 10 columns from 27 on: patch columns 1 and 2
     assert batch["lengths"] == (8, 8, 16) and tokens.valid.sum(1).tolist() == [8, 8, 16]
     assert tokens.pos[0, :8, 1:].tolist() == [[y, x] for y in (1, 2) for x in range(4)]
     assert tokens.pos[1, :8, 1:].tolist() == [[y, x] for y in range(4) for x in (1, 2)]
@@ -233,7 +233,7 @@ def test_native_size_is_the_largest_that_fits_and_keeps_the_aspect(h, w, n, ph, 
     a, b = native_size(h, w, (ph, pw), n)
     assert 1 <= a <= h and 1 <= b <= w and count(a, b) <= n
     if count(h, w) <= n:
-        assert (a, b) == (h, w), "a picture within the budget keeps its pixels"
+        assert (a, b) == (h, w), "an image within the budget keeps its pixels"
         return
     # one scale for both sides, each off by half a pixel at most, or held at one pixel
     scales = [((s - 0.5) / full, (s + 0.5) / full) for s, full in ((a, h), (b, w)) if s > 1]
@@ -328,8 +328,8 @@ def test_a_setting_out_of_range_is_named(given, says):
 def test_what_is_no_batch_of_pictures_is_named():
     t = wt.ImageTokenizer(8, size=32)
     good = torch.zeros(3, 8, 8, dtype=torch.uint8)
-    for batch, says in [([], "at least one"), ([good, good.float()], "picture 1"), ([good[None]], "picture 0"),
-                        ([good, "cat.png"], "picture 1 of the batch is str"), ([good[:, :0]], "no pixel")]:  # fmt: skip
+    for batch, says in [([], "at least one"), ([good, good.float()], "image 1"), ([good[None]], "image 0"),
+                        ([good, "cat.png"], "image 1 of the batch is str"), ([good[:, :0]], "no pixel")]:  # fmt: skip
         with pytest.raises(wt.InputError, match=says):
             t.collate(batch)
     for x in (

@@ -416,7 +416,7 @@ def test_46_points_are_46_tokens_and_nothing_is_repeated():
 
 
 def test_a_patch_is_masked_where_points_are_missing():
-    """A cloud of 5 gives the same with 8 neighbours as with 5: the three missing ones aren't there."""
+    """A cloud of 5 gives the same with 8 neighbours as with 5: the three missing ones are not there."""
     points = RNG.normal(size=(5, 3))
     eight, five = small(neighbours=8), small(neighbours=5)
     five.load_state_dict(eight.state_dict())

@@ -365,7 +365,7 @@ def pictures():
 def test_reduced_front_ends_keep_the_contract(pictures):
     torch.manual_seed(0)
     image = wt.ImageTokenizer(32, patch=16, size=64, class_token=True)
-    bad = [b"", b"no picture", 7]
+    bad = [b"", b"no image", 7]
     assert "check_refused" in check_tokenizer(wt.TokenReducer(image, 0.5), pictures, bad=bad)
     check_tokenizer(wt.TokenReducer(image, 0.5, how="merge"), pictures, bad=bad)
 

@@ -86,7 +86,7 @@ def test_equal_to_patchtst(quotes):
         ours.value.weight.copy_(embed.input_embedding.weight)
         ours.value.bias.copy_(embed.input_embedding.bias.normal_())
         ours.position.copy_(place.position_enc.normal_())
-        ours.gap.weight.zero_()  # PatchTST isn't told what is missing
+        ours.gap.weight.zero_()  # PatchTST is not told what is missing
     there = ~series.isnan()
     data = series.nan_to_num().T[None].double()
     scaled, loc, scale = scaler(data, there.T[None])

@@ -25,7 +25,7 @@ import worldtokens as wt
 from worldtokens.data import samples
 from worldtokens.tokenizers.text import clip_bpe
 
-LANGUAGES = Path(__file__).parents[3] / "texts" / "languages.json"  # licences in NOTICE.md beside it
+LANGUAGES = Path(__file__).parents[2] / "texts" / "languages.json"  # licences in NOTICE.md beside it
 
 ODD = [
     "",
@@ -370,7 +370,7 @@ class Pair(wt.Part):
 
 def test_two_vocabularies_in_one_model_keep_their_own_files(tmp_path, trained, monkeypatch):
     other = wt.TextTokenizer.train(["entirely other words, another text"] * 3, vocab_size=280, dim=8)
-    # a test's class isn't importable by name from a saved config
+    # a test's class is not importable by name from a saved config
     monkeypatch.setattr(
         "worldtokens.parts._find_class", lambda n: Pair if n.endswith("Pair") else wt.TextTokenizer
     )

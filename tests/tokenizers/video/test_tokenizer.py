@@ -158,7 +158,7 @@ def test_what_is_no_clip_is_refused(tmp_path):
     ):  # fmt: skip
         with pytest.raises(wt.InputError):
             read_video(bad, Sampling(4))
-    with pytest.raises(wt.InputError, match="no moving picture"):
+    with pytest.raises(wt.InputError, match="no moving image"):
         read_video(sound.getvalue(), Sampling(4))
 
 

@@ -101,7 +101,7 @@ def test_two_views_of_one_point_meet_there():
     point = np.array([0.4, -0.3, 2.0])
     for matrix in [*POSES[:1], pose(1, 0, 0, ("y", -0.3))]:
         local = np.linalg.inv(matrix) @ np.r_[point, 1]
-        # a picture of one pixel whose centre (0.5, 0.5) sees the point
+        # an image of one pixel whose centre (0.5, 0.5) sees the point
         cx, cy = 0.5 - 10 * local[0] / local[2], 0.5 - 10 * local[1] / local[2]
         ray = pluecker(camera(cx=cx, cy=cy, matrix=matrix), (1, 1))[0, :, 0, 0].double().numpy()
         # a point p lies on the line when p x d is its moment
@@ -122,7 +122,7 @@ def test_a_raw_scene_holds_its_pictures_and_cameras():
 
 
 def test_intrinsics_follow_scaling_and_cutting():
-    """Twice as large and with margins cut off left and right, a picture's middle keeps its rays."""
+    """Twice as large and with margins cut off left and right, an image's middle keeps its rays."""
     front, k = small(frame="world"), np.array([[20.0, 0, 16], [0, 20.0, 8], [0, 0, 1]])
     raw = front.read({"images": [picture(16, 32)], "intrinsics": k, "extrinsics": POSES[:1]})
     # 16 x 32 -> the middle 16 x 24 -> 8 x 12
