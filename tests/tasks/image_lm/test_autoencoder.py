@@ -98,12 +98,12 @@ def test_training_lessens_the_error_and_both_recipes_go_together(tmp_path):
     words = ["--train.out", str(tmp_path / "draws"), "--train.steps", "2", "--model.trunk.depth", "1"]
     words += ["--model.image.folder", str(tmp_path / "codes" / "last"), *common]
     drawer, _ = Recipe.read("image_lm_emoji", words).run()
-    assert drawer.picture.frozen and drawer.picture.dim == 192
+    assert drawer.image.frozen and drawer.image.dim == 192
     (tmp_path / "codes").rename(tmp_path / "gone")
     again = wt.load(tmp_path / "draws" / "last")
     picture = held[0]["image"]
-    one = again.picture.collate([again.picture.read(picture)])
-    assert torch.equal(again.picture.encode(one), model.front.encode(one))
+    one = again.image.collate([again.image.read(picture)])
+    assert torch.equal(again.image.encode(one), model.front.encode(one))
 
 
 def test_the_second_recipe_without_the_first_says_what_is_missing(tmp_path):

@@ -264,7 +264,7 @@ def test_saved_and_loaded_it_draws_the_same(tmp_path):
     model = made(drop=0.25, text_weight=0.5)
     model.save(tmp_path)
     again = wt.load(tmp_path)
-    assert (again.drop, again.text_weight, again.picture.frozen) == (0.25, 0.5, True)
+    assert (again.drop, again.text_weight, again.image.frozen) == (0.25, 0.5, True)
     assert torch.equal(again.null, model.null)
     assert torch.equal(again.sample(TEXTS, seed=4), model.sample(TEXTS, seed=4))
 
