@@ -30,8 +30,8 @@ WORDS = "emojibase-data@17.0.0"
 README = f"""\
 3,786 emoji images with captions in {", ".join(LANGUAGES)}.
 
-images.bin  PNG files (64 x 64), one after another
-index.jsonl   one image a line: "start" and "size" say where it lies in images.bin
+pictures.bin  PNG files (64 x 64), one after another
+index.jsonl   one image a line: "start" and "size" say where it lies in pictures.bin
 
 Images: Twemoji 16.0.1, Copyright Twitter, Inc and other contributors, CC-BY-4.0
 (https://creativecommons.org/licenses/by/4.0/), the 64-pixel files of the npm package
@@ -98,7 +98,7 @@ def pack(rows: list[dict]) -> bytes:
     with zipfile.ZipFile(file, "w") as archive:
         for name, data, method in (
             ("README.txt", README.encode(), zipfile.ZIP_STORED),
-            ("images.bin", bytes(pictures), zipfile.ZIP_STORED),
+            ("pictures.bin", bytes(pictures), zipfile.ZIP_STORED),
             ("index.jsonl", index, zipfile.ZIP_DEFLATED),
         ):
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))

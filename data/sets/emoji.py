@@ -1,7 +1,7 @@
 """The embedded set: 3,786 emoji images with captions in six languages, read from `emoji.zip`.
 
 The pack is a plain zip with three members: `README.txt`, `index.jsonl` (one line per image) and
-`images.bin`, the PNG files one after another, stored uncompressed so that an image is one seek and one
+`pictures.bin`, the PNG files one after another, stored uncompressed so that an image is one seek and one
 read. `scripts/pack_emoji.py` builds it; `EMOJI_LICENSE.md` beside it names the sources and licences.
 """
 
@@ -91,7 +91,7 @@ def _index(pack: str) -> tuple[int, list[dict]]:
     """Where the first image begins in the pack, and the index's lines."""
     try:
         with zipfile.ZipFile(pack) as archive:
-            member = archive.getinfo("images.bin")
+            member = archive.getinfo("pictures.bin")
             with open(pack, "rb") as file:
                 # The local header repeats name and extra field, with lengths of its own (APPNOTE 4.3.7).
                 file.seek(member.header_offset + 26)

@@ -111,10 +111,10 @@ def test_spawned_process_and_threads_read_the_same_bytes():
 
 def test_the_pack_is_a_plain_zip_with_its_notice():
     with zipfile.ZipFile(PACK) as archive:
-        assert archive.namelist() == ["README.txt", "images.bin", "index.jsonl"]
+        assert archive.namelist() == ["README.txt", "pictures.bin", "index.jsonl"]
         assert "CC-BY-4.0" in archive.read("README.txt").decode()
         line = json.loads(archive.read("index.jsonl").splitlines()[3])
-        with archive.open("images.bin") as pictures:
+        with archive.open("pictures.bin") as pictures:
             pictures.seek(line["start"])
             assert pictures.read(line["size"]) == open_emoji()[3]["image"]
     assert "CC-BY-4.0" in PACK.with_name("EMOJI_LICENSE.md").read_text()
