@@ -8,6 +8,7 @@ knowledge.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -15,7 +16,7 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from worldtokens import adapters
 from worldtokens.errors import InputError
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+Settings = TypeVar("Settings")
 
 
 def _recording(init):
@@ -43,8 +46,8 @@ def _recording(init):
 class Part(nn.Module):
     """An nn.Module that remembers its constructor's arguments and can be saved and rebuilt.
 
-    Arguments must be plain values (numbers, strings, lists, dicts), other Parts, or things that a subclass
-    turns into files in `config_args`.
+    Arguments must be plain values (numbers, strings, lists, dicts), settings dataclasses (saved as a dict of the values
+    that differ from the defaults), other Parts, or values that a subclass writes to files in `config_args`.
     """
 
     def __init_subclass__(cls, **kwargs) -> None:
@@ -156,10 +159,44 @@ def _plain(value: Any, folder: Path | None, where: str) -> Any:
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {
+            f.name: getattr(value, f.name) for f in dataclasses.fields(value) if not _is_default(value, f)
+        }
+        return _plain(changed, folder, where)
     raise TypeError(
         f"{where} is a {type(value).__name__}, which config.json cannot hold: use plain values and Parts, or "
         "override config_args to write a file"
     )
+
+
+def _is_default(settings: Any, field: dataclasses.Field) -> bool:
+    value = getattr(settings, field.name)
+    if field.default_factory is not dataclasses.MISSING:
+        return value == field.default_factory()
+    return field.default is not dataclasses.MISSING and value == field.default
+
+
+def settings(cls: type[Settings], value: Settings | dict[str, Any] | None, name: str) -> Settings:
+    """Coerce an argument to the settings dataclass `cls`.
+
+    Args:
+        cls: a dataclass.
+        value: an instance, which is returned as it is; a dict of its fields (lists become tuples); None: the defaults.
+        name: the argument's name, for error messages.
+
+    Raises:
+        InputError: unknown fields, or neither an instance, a dict nor None.
+    """
+    if isinstance(value, cls):
+        return value
+    if value is not None and not isinstance(value, dict):
+        raise InputError(f"{name} is a {type(value).__name__}, expected {cls.__name__}, a dict or None")
+    known = [f.name for f in dataclasses.fields(cls) if f.init]
+    unknown = [key for key in value or {} if key not in known]
+    if unknown:
+        raise InputError(f"{name} has unknown keys {unknown}, expected some of {known}")
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in (value or {}).items()})
 
 
 def clean_name(name: str) -> str:
