@@ -78,7 +78,10 @@ class Mapped(torch.nn.Module):
         )  # a live model is taken to have CLIP's vocabulary: its first rows are ours
         self.net = wt.from_open_clip(peer_of(model, text.context, clip.vocab_size, clip.end_id))
         if alike:
-            self.net.smoothing, self.net.standards = model.smoothing, copy.deepcopy(model.standards)
+            self.net.label_smoothing, self.net.standards = (
+                model.label_smoothing,
+                copy.deepcopy(model.standards),
+            )
         words = self.net.tokenizers["text"]
         words.embedding = torch.nn.Embedding.from_pretrained(
             words.embedding.weight[: text.vocab_size].detach().clone(), freeze=False

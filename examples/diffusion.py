@@ -26,7 +26,7 @@ with tempfile.TemporaryDirectory() as folder:
         {"image": wt.ImageTokenizer(192, patch=8, size=32, mean=(0.5,) * 3, std=(0.5,) * 3), "text": text},
         trunk=wt.Transformer(192, 4, 3, modulated=True, cross=True, context_dim=128),
         encoder=wt.Transformer(128, 2, 2),
-        predicts="data",
+        prediction="data",
     )
     settings = wt.TrainSettings(
         out=f"{folder}/run", steps=args.steps, batch_size=64, precision="auto", cache_mb=128

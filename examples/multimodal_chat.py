@@ -21,8 +21,8 @@ model = wt.MultimodalLM(
     wt.LanguageModel(text, wt.Transformer(dim=128, depth=3, heads=4, rope=1)),
     tokenizers={"image": wt.ImageTokenizer(dim=128, patch=16, size=64, draft=False)},
     encoders={"image": wt.Transformer(dim=128, depth=3, heads=4, rope=2)},
-    bridges={"image": wt.Projector(dim=128)},
-    template="{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A:"
+    projectors={"image": wt.Projector(dim=128)},
+    chat_template="{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A:"
     "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
 )
 wt.train(

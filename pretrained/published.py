@@ -1,6 +1,6 @@
 """Published models by name as a recipe gives them, where a class is expected:
 
-language: {class: worldtokens.pretrained.published.language_model, args: {name: smollm2}}
+language_model: {class: worldtokens.pretrained.published.language_model, args: {name: smollm2}}
 """
 
 from __future__ import annotations

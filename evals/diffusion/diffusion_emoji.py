@@ -130,7 +130,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
 def judging(out: Path, side: int, scale: float = 1.0) -> Recipe:
     """How the judge is trained: the shipped CLIP at the painter's size, with the plain loss that figures so far were judged by."""
     words = {"model.tokenizers.image.size": side, "model.tokenizers.image.patch": side // 4}
-    words |= {"model.standardize": "false", "model.smoothing": 0, "data.augment.image.0.size": side}
+    words |= {"model.standardize": "false", "model.label_smoothing": 0, "data.augment.image.0.size": side}
     given = [word for name, value in words.items() for word in (f"--{name}", str(value))]
     return read_recipe("clip_emoji", out, 0.6 * scale, 0, *given)
 

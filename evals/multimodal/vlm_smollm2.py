@@ -30,7 +30,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     alike = [before.chat(q, 16) == model.chat(q, 16) for q in PLAIN]
     ids = before.front.collate([before.front.read(q) for q in PLAIN])
     with torch.no_grad():
-        moved = (before({"text": ids}) - model.language({"text": ids})).abs().max()
+        moved = (before({"text": ids}) - model.language_model({"text": ids})).abs().max()
     # as many of the test's questions as minutes allow, spread over all of it
     test = samples.open("emoji_questions", split="test")
     test = [test[i] for i in range(0, len(test), 8 if scale == 1 else 120)]

@@ -35,7 +35,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     moved = by_kind(model, exchanged(test))["all"]
     facts = {
         "data": f"emoji_questions, {len(rows):,} train / {len(test):,} test, split by what is shown",
-        "size": f"language model {model.language.trunk.dim} wide, {model.language.trunk.cfg.depth} deep; images' encoder "
+        "size": f"language model {model.language_model.trunk.dim} wide, {model.language_model.trunk.cfg.depth} deep; images' encoder "
         f"{model.encoders['image'].dim} wide, {model.encoders['image'].cfg.depth} deep; Projector",
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": report.steps,

@@ -44,7 +44,7 @@ def pair_loss(
     same: Tensor,
     scale: Tensor,
     bias: Tensor | None = None,
-    smoothing: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """How well each row's two vectors find each other among the rows that have both: the mean over those rows.
 
@@ -57,7 +57,7 @@ def pair_loss(
         same: (n, n) bool, which rows show the same thing.
         scale: factor of the cosines.
         bias: added to the logits; given, the loss is the sigmoid one.
-        smoothing: share of each row's target that is spread evenly over all its candidates, its own among them, as
+        label_smoothing: share of each row's target that is spread evenly over all its candidates, its own among them, as
             `torch.nn.functional.cross_entropy` does; of the softmax loss.
 
     Returns:
@@ -70,11 +70,11 @@ def pair_loss(
     if bias is None:
         found = logits.masked_fill(out & ~own, -torch.inf)
         each = found.logsumexp(1) + found.logsumexp(0) - 2 * logits.diagonal()
-        if smoothing:  # what the row's own logit stands above the mean of its candidates'
+        if label_smoothing:  # what the row's own logit stands above the mean of its candidates'
             count = (~out | own).sum(1)
             left = logits.masked_fill(out & ~own, 0)
             above = 2 * logits.diagonal() - (left.sum(1) + left.sum(0)) / count
-            each = each + smoothing * above
+            each = each + label_smoothing * above
         each = each.masked_fill(~has, 0) / 2
     else:
         signed = torch.where(own, 1.0, -1.0) * (logits + bias.float())

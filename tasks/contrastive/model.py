@@ -58,7 +58,7 @@ class CLIP(Task):
         standardize: every column's channels in the shared space are brought to mean 0 and variance 1 before vectors are made
             unit length, by the batch in training and by running figures after (`Standardize`): what all images have in
             common is no likeness then. Helps models trained from scratch on small sets.
-        smoothing: share of each match's target that is spread evenly over the batch (label smoothing, Szegedy et al. 2016), so
+        label_smoothing: share of each match's target that is spread evenly over the batch (label smoothing, Szegedy et al. 2016), so
             that small sets are memorised later. Only with ``loss="clip"``.
 
     Raises:
@@ -78,7 +78,7 @@ class CLIP(Task):
         pairs: list[list[str]] | None = None,
         same: list[str] | None = None,
         standardize: bool = False,
-        smoothing: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         if len(tokenizers) < 2:
@@ -88,13 +88,13 @@ class CLIP(Task):
         for name, given in (("trunk", trunk), ("pool", pool), ("projection", projection)):
             if isinstance(given, Mapping) and set(given) != set(tokenizers):
                 raise ValueError(f"{name} names {sorted(given)}, the columns are {sorted(tokenizers)}")
-        if not 0 <= smoothing < 1 or (smoothing and loss != "clip"):
+        if not 0 <= label_smoothing < 1 or (label_smoothing and loss != "clip"):
             raise ValueError(
-                f"smoothing={smoothing} with loss={loss!r}, expected 0 <= smoothing < 1 with 'clip'"
+                f"label_smoothing={label_smoothing} with loss={loss!r}, expected 0 <= label_smoothing < 1 with 'clip'"
             )
         self.tokenizers = nn.ModuleDict(tokenizers)
         self.trunk = nn.ModuleDict(trunk) if isinstance(trunk, Mapping) else trunk
-        self.dim, self.loss_kind, self.smoothing = dim, loss, smoothing
+        self.dim, self.loss_kind, self.label_smoothing = dim, loss, label_smoothing
         self.pooling, self.pools = {}, nn.ModuleDict()
         self.projections = nn.ModuleDict()
         for name, tokenizer in tokenizers.items():
@@ -185,7 +185,9 @@ class CLIP(Task):
         for a, b in self.pairs:
             i, j = self.columns.index(a), self.columns.index(b)
             both = has[:, i] & has[:, j]
-            losses.append(pair_loss(x[:, i], x[:, j], both, same, scale, self.logit_bias, self.smoothing))
+            losses.append(
+                pair_loss(x[:, i], x[:, j], both, same, scale, self.logit_bias, self.label_smoothing)
+            )
             counts.append(both.any())
         total = torch.stack(losses).sum() / torch.stack(counts).sum().clamp(min=1)
         figures = {}

@@ -47,11 +47,11 @@ class Diffusion(Task):
         encoder: what the condition's tokens go through first, or None.
         target: the column that is drawn: an `ImageTokenizer` of one size (flow over pixels) or a trained
             `DiscreteTokenizer` (flow over its codes).
-        drop: chance that a row's whole condition is taken away in training.
-        draw: how times are drawn in training: ``"logit_normal"``, more from the middle (Esser et al. 2024), or
+        condition_dropout: chance that a row's whole condition is taken away in training.
+        timestep_sampling: how times are drawn in training: ``"logit_normal"``, more from the middle (Esser et al. 2024), or
             ``"uniform"``.
-        middle: of ``"logit_normal"``, the mean of log(t / (1 - t)): below 0 more of the times lie near the noise.
-        predicts: what the trunk's last map says: the ``"velocity"``, or the image itself, ``"data"``, from which the
+        timestep_mean: of ``"logit_normal"``, the mean of log(t / (1 - t)): below 0 more of the times lie near the noise.
+        prediction: what the trunk's last map says: the ``"velocity"``, or the image itself, ``"data"``, from which the
             velocity follows (Li & He 2025): better where patches are large. The loss is that of velocities in either case.
 
     Raises:
@@ -64,26 +64,31 @@ class Diffusion(Task):
         trunk: Part,
         encoder: Part | None = None,
         target: str = "image",
-        drop: float = 0.1,
-        draw: str = "logit_normal",
-        middle: float = 0.0,
-        predicts: str = "velocity",
+        condition_dropout: float = 0.1,
+        timestep_sampling: str = "logit_normal",
+        timestep_mean: float = 0.0,
+        prediction: str = "velocity",
     ) -> None:
         super().__init__()
         if target not in tokenizers:
             raise ValueError(f"no column {target!r} to draw, got {sorted(tokenizers)}")
         if (
-            draw not in ("logit_normal", "uniform")
-            or predicts not in ("velocity", "data")
-            or not 0 <= drop < 1
+            timestep_sampling not in ("logit_normal", "uniform")
+            or prediction not in ("velocity", "data")
+            or not 0 <= condition_dropout < 1
         ):
             raise ValueError(
-                f"draw={draw!r}, predicts={predicts!r}, drop={drop}: expected 'logit_normal' or 'uniform', 'velocity' or "
+                f"timestep_sampling={timestep_sampling!r}, prediction={prediction!r}, condition_dropout={condition_dropout}: expected 'logit_normal' or 'uniform', 'velocity' or "
                 "'data', and 0 to below 1"
             )
         self.tokenizers, self.trunk, self.encoder = nn.ModuleDict(tokenizers), trunk, encoder
         self.target, self.sources = target, [c for c in tokenizers if c != target]
-        self.drop, self.draw, self.middle, self.predicts = drop, draw, middle, predicts
+        self.condition_dropout, self.timestep_sampling, self.timestep_mean, self.prediction = (
+            condition_dropout,
+            timestep_sampling,
+            timestep_mean,
+            prediction,
+        )
         self._check_widths()
         dim = trunk.dim
         self.space = space_of(self.front)
@@ -172,7 +177,7 @@ class Diffusion(Task):
         kind = "full" if self.trunk.cfg.window is None else None
         out = self.out(self.trunk(tokens, context=context, condition=told, kind=kind).x)
         out = self.space.unfold(self.front, out.float(), x)
-        if self.predicts == "velocity":
+        if self.prediction == "velocity":
             return out
         return (out - x) / self._left(t, x)
 
@@ -185,7 +190,7 @@ class Diffusion(Task):
         along = _like(t, clean)
         made = self.velocity((1 - along) * noise + along * clean, t, context)
         wanted = clean - noise
-        if self.predicts == "data":  # the same divisor on both sides, so that a right image has no error
+        if self.prediction == "data":  # the same divisor on both sides, so that a right image has no error
             wanted = wanted * (1 - along) / self._left(t, clean)
         return (made - wanted).square().flatten(1).mean(1)
 
@@ -197,8 +202,12 @@ class Diffusion(Task):
         clean = self.space.clean(self.front, batch[self.target])
         b, has = len(clean), batch["has"].get(self.target)
         # drawn on the CPU: what is dropped decides lengths, which the device is not asked for
-        dropped = (torch.rand(batch["rows"]) < self.drop).tolist()
-        t = (torch.randn(b) + self.middle).sigmoid() if self.draw == "logit_normal" else torch.rand(b)
+        dropped = (torch.rand(batch["rows"]) < self.condition_dropout).tolist()
+        t = (
+            (torch.randn(b) + self.timestep_mean).sigmoid()
+            if self.timestep_sampling == "logit_normal"
+            else torch.rand(b)
+        )
         context = self.condition(batch, dropped)
         if has is not None and context is not None:
             context = context[list(has)]

@@ -48,7 +48,7 @@ class ImageLM(Task):
         text: reads the column ``"text"``. With ``causal=False`` a caption's words read each other.
         image: reads the column ``"image"``: a trained `DiscreteTokenizer` with ``causal=True``. It is frozen.
         trunk: a Transformer or Recurrent of the front-ends' width.
-        drop: chance that a row's caption is taken away in training.
+        condition_dropout: chance that a row's caption is taken away in training.
         text_weight: what a nat of the caption's own words counts for in the loss beside one of the codes; above 0 the
             model also learns to write captions, and needs a causal front-end for text.
 
@@ -63,7 +63,7 @@ class ImageLM(Task):
         text: TextTokenizer,
         image: DiscreteTokenizer,
         trunk: Part,
-        drop: float = 0.1,
+        condition_dropout: float = 0.1,
         text_weight: float = 0.0,
     ) -> None:
         super().__init__()
@@ -76,10 +76,12 @@ class ImageLM(Task):
                 "codes are predicted from left to right: the image's front-end needs causal=True, the text's fill=False, "
                 "and causal=True where text_weight is above 0"
             )
-        if not 0 <= drop < 1 or text_weight < 0:
-            raise ValueError(f"drop={drop}, text_weight={text_weight}: expected 0 to below 1, and 0 or more")
+        if not 0 <= condition_dropout < 1 or text_weight < 0:
+            raise ValueError(
+                f"condition_dropout={condition_dropout}, text_weight={text_weight}: expected 0 to below 1, and 0 or more"
+            )
         self.tokenizers, self.trunk = nn.ModuleDict({"text": text, "image": image.freeze()}), trunk
-        self.drop, self.text_weight = drop, text_weight
+        self.condition_dropout, self.text_weight = condition_dropout, text_weight
         self.null = nn.Parameter(torch.empty(1, 1, text.dim).normal_(std=0.02))
         self.head = nn.Linear(image.dim, image.codebook_size)
         nn.init.normal_(self.head.weight, std=0.02)
@@ -165,7 +167,7 @@ class ImageLM(Task):
         if not batch["weight"]:
             return {"loss": sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0}
         # drawn on the CPU: what is dropped decides lengths, which the device is not asked for
-        dropped = (torch.rand(batch["weight"]) < self.drop).tolist()
+        dropped = (torch.rand(batch["weight"]) < self.condition_dropout).tolist()
         prefix = self.prefix(batch, dropped)
         ids = self.image.encode(batch["image"]).flatten(1)
         words, codes = self.hidden(prefix, ids)

@@ -49,14 +49,14 @@ class MultimodalLM(Task):
     media such as ``{"image": path}``. What the ``"assistant"`` says is learned, all else is read.
 
     Args:
-        language: a `LanguageModel` or `ChatModel`.
+        language_model: a `LanguageModel` or `ChatModel`.
         tokenizers: the media's front-ends by column.
-        bridges: what brings a column's tokens to the language model's width: a `Resampler` or `Projector` with
+        projectors: what brings a column's tokens to the language model's width: a `Resampler` or `Projector` with
             ``dim=D``. A column whose tokens are D wide needs none.
         encoders: trunks that a column's tokens go through before their bridge.
-        template: chat template, Jinja text (see `tokenizers/text/chat_template.py`); None: the ChatModel's own.
+        chat_template: chat template, Jinja text (see `tokenizers/text/chat_template.py`); None: the ChatModel's own.
         context: the most tokens of a conversation, media included; None: the language model's.
-        freeze_language: the language model keeps its weights.
+        freeze_language_model: the language model keeps its weights.
 
     Raises:
         ValueError: widths, columns or settings that do not fit together.
@@ -66,33 +66,33 @@ class MultimodalLM(Task):
 
     def __init__(
         self,
-        language: LanguageModel,
+        language_model: LanguageModel,
         tokenizers: dict[str, Tokenizer],
-        bridges: dict[str, Part] | None = None,
+        projectors: dict[str, Part] | None = None,
         encoders: dict[str, Part] | None = None,
-        template: str | None = None,
+        chat_template: str | None = None,
         context: int | None = None,
-        freeze_language: bool = False,
+        freeze_language_model: bool = False,
     ) -> None:
         super().__init__()
-        self.language, self.tokenizers = language, nn.ModuleDict(tokenizers)
-        self.bridges, self.encoders = nn.ModuleDict(bridges or {}), nn.ModuleDict(encoders or {})
-        if extra := ({*self.bridges, *self.encoders} - {*tokenizers}) or ({"text"} & {*tokenizers}):
+        self.language_model, self.tokenizers = language_model, nn.ModuleDict(tokenizers)
+        self.projectors, self.encoders = nn.ModuleDict(projectors or {}), nn.ModuleDict(encoders or {})
+        if extra := ({*self.projectors, *self.encoders} - {*tokenizers}) or ({"text"} & {*tokenizers}):
             raise ValueError(
-                f"columns {sorted(extra)}: bridges and encoders belong to front-ends {sorted(tokenizers)}, and text is "
+                f"columns {sorted(extra)}: projectors and encoders belong to front-ends {sorted(tokenizers)}, and text is "
                 "the language model's"
             )
         for name in tokenizers:
             self._check_widths(name)
-        self.template = template or getattr(language, "template", None)
-        if self.template is None:
-            raise ValueError("the language model has no chat template: give template=")
-        most = language.context
+        self.chat_template = chat_template or getattr(language_model, "template", None)
+        if self.chat_template is None:
+            raise ValueError("the language model has no chat template: give chat_template=")
+        most = language_model.context
         if context is not None and (context < 1 or context > (most or context)):
             raise ValueError(f"context={context}, expected 1 to the language model's {most}")
         self.context = context or most
-        if freeze_language:
-            language.requires_grad_(False)
+        if freeze_language_model:
+            language_model.requires_grad_(False)
         self._sizes: dict[tuple, int] = {}
 
     def _check_widths(self, name: str) -> None:
@@ -103,7 +103,7 @@ class MultimodalLM(Task):
                     f"{way} gives tokens {width} wide, its encoder takes {self.encoders[name].dim}"
                 )
             way += " and encoder"
-        bridge, wanted = dict(self.bridges).get(name), self.language.front.dim
+        bridge, wanted = dict(self.projectors).get(name), self.language_model.front.dim
         takes, gives = (width, width) if bridge is None else (bridge.context_dim, bridge.dim)
         if (takes, gives) != (width, wanted):
             raise ValueError(
@@ -157,9 +157,9 @@ class MultimodalLM(Task):
         Raises:
             InputError: a conversation whose last question is longer than the context.
         """
-        front = self.language.front
+        front = self.language_model.front
         lines = [
-            self._line(row["messages"], lambda c: taught(c, self.language.end_ids, front.pad_id))
+            self._line(row["messages"], lambda c: taught(c, self.language_model.end_ids, front.pad_id))
             for row in rows
         ]
         batch = rows_of(lines, front.pad_id, self.tokenizers)
@@ -174,11 +174,13 @@ class MultimodalLM(Task):
                 content = [p if isinstance(p, str) else Medium(*p, self.size(*p)) for p in message["content"]]
                 message = {**message, "content": content}
             sized.append(message)
-        return fitted(sized, lambda some: write(Chat(self.language.front, self.template, some)), self.context)
+        return fitted(
+            sized, lambda some: write(Chat(self.language_model.front, self.chat_template, some)), self.context
+        )
 
     def size(self, column: str, raw: Tensor) -> int:
         """Tokens that a raw medium becomes: a resampler's latents, else what the front-end makes of its shape."""
-        bridge = dict(self.bridges).get(column)
+        bridge = dict(self.projectors).get(column)
         if isinstance(bridge, Resampler):
             return len(bridge.latents)
         key = column, tuple(raw.shape)
@@ -191,13 +193,13 @@ class MultimodalLM(Task):
     def media(self, column: str, batch: Batch) -> Tokens:
         """A front-end's batch -> its tokens in the language model's width, (M, K, D)."""
         tokens = self.tokenizers[column](batch)
-        for room in (self.encoders, self.bridges):
+        for room in (self.encoders, self.projectors):
             tokens = room[column](tokens) if column in room else tokens
         return tokens
 
     def assemble(self, batch: Batch) -> Tokens:
         """A batch -> the tokens that the trunk reads, (B, N, D): t counts on by one for each, text or not."""
-        front, ids = self.language.front, batch["ids"]
+        front, ids = self.language_model.front, batch["ids"]
         (b, n), device = ids.shape, ids.device
         t = torch.arange(n, device=device).expand(b, n)
         x = front.embed(ids, t).flatten(0, 1)
@@ -235,11 +237,11 @@ class MultimodalLM(Task):
 
     def hidden(self, batch: Batch) -> Tokens:
         """What the head reads, (B, N, D)."""
-        return self.language.hidden(self.assemble(batch))
+        return self.language_model.hidden(self.assemble(batch))
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch -> logits (B, N, V) of what follows each token; at padding they mean nothing."""
-        return self.language.logits(self.hidden(batch).x)
+        return self.language_model.logits(self.hidden(batch).x)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy in nats, the mean over the answers' tokens; 0 with a graph where there are none."""
@@ -251,7 +253,7 @@ class MultimodalLM(Task):
         return {"loss": loss}
 
     def _sum(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        lm = self.language
+        lm = self.language_model
         return token_loss(self.hidden(batch).x, lm.head_weight, batch["labels"], lm.head_bias)
 
     # ---- answers -----------------------------------------------------------------------------------------
@@ -297,11 +299,13 @@ class MultimodalLM(Task):
         """As `chat`, with the ids and the reason for the end."""
         if not len(conversations):
             return []
-        pad = self.language.front.pad_id
+        pad = self.language_model.front.pad_id
         with evaluating(self), torch.inference_mode():
             lines = [self._line(self.read_messages(c), lambda chat: asked(chat, pad)) for c in conversations]
             batch = rows_of(lines, pad, self.tokenizers).to(self.device)
-            step, logits, how = self.language.go_on(self.assemble(batch), batch["lengths"], max_new_tokens)
+            step, logits, how = self.language_model.go_on(
+                self.assemble(batch), batch["lengths"], max_new_tokens
+            )
             # media stand as padding among the ids: no words to be penalised for
             said = [line.ids.tolist() for line in lines]
             return decode(step, logits, sampling=sampling, stop=stop, stream=stream, prompts=said, **how)

@@ -276,7 +276,7 @@ def test_rows_that_show_the_same_thing_are_no_negatives():
 
 def test_smoothing_is_cross_entropys():
     """torch's label smoothing as the reference, over the candidates that are left where two rows are alike."""
-    model = make(smoothing=0.2).eval()
+    model = make(label_smoothing=0.2).eval()
     rows = [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:6]]
     batch = batch_of(model, rows)
     a, b = (model(batch)[k] for k in ("image", "text"))
@@ -295,8 +295,8 @@ def test_smoothing_is_cross_entropys():
     assert abs(float((loss - total).detach())) < 1e-4
     loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-    for wrong in ({"smoothing": 1.0}, {"smoothing": 0.1, "loss": "siglip"}):
-        with pytest.raises(ValueError, match="0 <= smoothing < 1 with 'clip'"):
+    for wrong in ({"label_smoothing": 1.0}, {"label_smoothing": 0.1, "loss": "siglip"}):
+        with pytest.raises(ValueError, match="0 <= label_smoothing < 1 with 'clip'"):
             make(**wrong)
 
 
@@ -506,8 +506,8 @@ if __name__ == "__main__":
 
 
 def test_a_tuple_is_one_value_and_a_list_several():
-    """(wave, rate) is how a sound is given: reading a row and evaluating leave it whole, in a list too."""
-    ear = wt.AudioTokenizer(48, positions="sincos", width=48)
+    """(waveform, sample_rate) is how a sound is given: reading a row and evaluating leave it whole, in a list too."""
+    ear = wt.AudioTokenizer(48, positions="sincos")
     text = wt.TextTokenizer.clip(dim=48, context=16)
     model = wt.CLIP({"audio": ear, "text": text}, wt.Transformer(dim=48, depth=1, heads=2), dim=16)
     waves = [torch.sin(torch.arange(4000) * f) for f in (0.1, 0.2, 0.3)]

@@ -119,10 +119,10 @@ def test_guidance_by_hand():
 # ---- loss ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("predicts", ["velocity", "data"])
-def test_loss_by_hand(predicts):
+@pytest.mark.parametrize("prediction", ["velocity", "data"])
+def test_loss_by_hand(prediction):
     """A fresh model says zero, so its loss is the mean square of x1 - x0, or of x1 / (1 - t)."""
-    model = wt.Diffusion({"image": image()}, wt.Transformer(DIM, 1, 2, modulated=True), predicts=predicts)
+    model = wt.Diffusion({"image": image()}, wt.Transformer(DIM, 1, 2, modulated=True), prediction=prediction)
     batch = batch_of(model, [{"image": r["image"]} for r in ROWS])
     torch.manual_seed(3)
     loss = float(model.loss(batch)["loss"].detach())
@@ -132,24 +132,24 @@ def test_loss_by_hand(predicts):
     clean = torch.stack([torch.from_numpy(np.array(r["image"])) for r in ROWS]).permute(0, 3, 1, 2)
     clean = clean / 127.5 - 1
     noise = torch.randn(clean.shape)
-    error = clean - noise if predicts == "velocity" else clean / (1 - t).clamp(min=0.05)
+    error = clean - noise if prediction == "velocity" else clean / (1 - t).clamp(min=0.05)
     assert loss == pytest.approx(float(error.square().mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("predicts", ["velocity", "data"])
-def test_a_right_answer_has_no_error(predicts):
-    model = made(predicts=predicts).train()
+@pytest.mark.parametrize("prediction", ["velocity", "data"])
+def test_a_right_answer_has_no_error(prediction):
+    model = made(prediction=prediction).train()
     clean, noise = torch.randn(2, 3, 16, 16), torch.randn(2, 3, 16, 16)
     t = torch.tensor([0.3, 0.99])
     x = torch.lerp(noise, clean, t[:, None, None, None])
-    right = clean - noise if predicts == "velocity" else clean
+    right = clean - noise if prediction == "velocity" else clean
     model.space.unfold = lambda front, out, like: right
     assert float(model.errors(clean, noise, t, model.condition(batch_of(model, ROWS[:2]))).max()) < 1e-9
     assert x.shape == clean.shape
 
 
 def test_gradients_reach_every_parameter():
-    model = made(drop=0.5).train()
+    model = made(condition_dropout=0.5).train()
     torch.manual_seed(1)  # some rows keep their words, some lose them
     model.loss(batch_of(model))["loss"].backward()
     lacking = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
@@ -226,10 +226,10 @@ def test_guidance_one_is_none_and_zero_is_unconditional():
 
 
 def test_the_null_and_everything_else_is_saved(tmp_path):
-    model = made(predicts="data")
+    model = made(prediction="data")
     model.save(tmp_path)
     again = wt.load(tmp_path)
-    assert torch.equal(again.null, model.null) and again.predicts == "data"
+    assert torch.equal(again.null, model.null) and again.prediction == "data"
     asked = ["red heart", None]
     assert alike(again.sample(asked, steps=2), model.sample(asked, steps=2))
 

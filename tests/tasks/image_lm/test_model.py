@@ -90,7 +90,7 @@ def test_a_later_code_changes_nothing_before_it():
 
 
 def test_loss_by_hand_and_the_weight_of_words():
-    model, batch = made(drop=0.0), batch_of(made())
+    model, batch = made(condition_dropout=0.0), batch_of(made())
     ids = model.image.encode(batch["image"]).flatten(1)
     codes = F.cross_entropy(model(batch).flatten(0, 1), ids.flatten())
     assert model.loss(batch)["loss"].item() == pytest.approx(codes.item(), rel=1e-5)
@@ -106,7 +106,7 @@ def test_loss_by_hand_and_the_weight_of_words():
 
 
 def test_gradients_reach_every_parameter_but_the_codec():
-    model = made(drop=0.5, text_weight=0.1).train()
+    model = made(condition_dropout=0.5, text_weight=0.1).train()
     torch.manual_seed(1)  # some rows keep their words, some lose them
     model.loss(batch_of(model))["loss"].backward()
     lacking = [
@@ -119,7 +119,7 @@ def test_gradients_reach_every_parameter_but_the_codec():
 
 
 def test_a_row_without_caption_begins_with_the_null_and_trains_it():
-    model = made(drop=0.0)
+    model = made(condition_dropout=0.0)
     batch = batch_of(model, [ROWS[0], {"image": picture(1)}, {"image": picture(2), "text": ""}])
     assert batch["captioned"][:2] == (True, False)
     prefix = model.prefix(batch)
@@ -147,7 +147,7 @@ def test_all_dropped_is_unconditional():
 
 
 def test_rows_without_a_picture_are_left_out():
-    model = made(drop=0.0).train()
+    model = made(condition_dropout=0.0).train()
     batch = batch_of(model, [ROWS[0], {"text": "flag"}, ROWS[2]])
     assert batch["weight"] == 2
     want = model.loss(batch_of(model, [ROWS[0], ROWS[2]]))["loss"]
@@ -261,10 +261,10 @@ def test_what_cannot_be_asked():
 
 
 def test_saved_and_loaded_it_draws_the_same(tmp_path):
-    model = made(drop=0.25, text_weight=0.5)
+    model = made(condition_dropout=0.25, text_weight=0.5)
     model.save(tmp_path)
     again = wt.load(tmp_path)
-    assert (again.drop, again.text_weight, again.image.frozen) == (0.25, 0.5, True)
+    assert (again.condition_dropout, again.text_weight, again.image.frozen) == (0.25, 0.5, True)
     assert torch.equal(again.null, model.null)
     assert torch.equal(again.sample(TEXTS, seed=4), model.sample(TEXTS, seed=4))
 
@@ -302,7 +302,7 @@ def test_parts_that_do_not_fit():
 def test_two_pictures_are_learnt_by_their_names():
     """Trained on two images alone, it draws the one that is asked for."""
     torch.manual_seed(0)
-    model = made(trunk=wt.Transformer(DIM, 2, 2), drop=0.2).train()
+    model = made(trunk=wt.Transformer(DIM, 2, 2), condition_dropout=0.2).train()
     pair = [{"image": picture(0), "text": "red heart"}, {"image": picture(1), "text": "blue square"}]
     batch = batch_of(model, pair * 4)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)

@@ -47,7 +47,7 @@ def pictures(**options) -> wt.ImageTokenizer:
 
 def model(positions: str = "none", context: int = 64, **options) -> wt.MultimodalLM:
     lm = language(positions, context)
-    options = {"bridges": {"image": wt.Projector(DIM, 16)}} | options
+    options = {"projectors": {"image": wt.Projector(DIM, 16)}} | options
     return wt.MultimodalLM(lm, {"image": pictures()}, **options).eval()
 
 
@@ -85,11 +85,11 @@ def test_without_media_it_is_the_language_model(positions):
     batch = batch_of(m, [*talk, says("the first")])
     tokens = m.assemble(batch)
     assert tokens.layout.order == "causal"
-    ids = chat_ids(m.language.front, TEMPLATE, plain)
+    ids = chat_ids(m.language_model.front, TEMPLATE, plain)
     assert batch["ids"][0, : len(ids)].equal(ids)
-    want = m.language({"text": m.language.front.collate([batch["ids"][0]])})
+    want = m.language_model({"text": m.language_model.front.collate([batch["ids"][0]])})
     assert m(batch).equal(want)
-    assert m.chat(talk, 8) == m.language.chat(plain, 8) != ""
+    assert m.chat(talk, 8) == m.language_model.chat(plain, 8) != ""
 
 
 @pytest.mark.parametrize("positions", ["none", "learned"])
@@ -97,7 +97,7 @@ def test_media_stand_where_they_are_said(positions):
     """Text, image, text, image: places, reading order, and each image's own tokens."""
     m = model(positions)
     talk = [user("What", PICTURES[0], "or", PICTURES[1], "?"), says("face")]
-    batch, front = batch_of(m, talk), m.language.front
+    batch, front = batch_of(m, talk), m.language_model.front
     tokens = m.assemble(batch)
     first, gap = (len(front.read(t, end=False)) for t in ("u: What", "or"))
     at = [list(range(first, first + 4)), list(range(first + 4 + gap, first + 8 + gap))]
@@ -107,7 +107,7 @@ def test_media_stand_where_they_are_said(positions):
     assert block[: len(want)] == want
     assert block[len(want) :] == list(range(want[-1] + 1, want[-1] + 1 + len(block) - len(want)))
     assert tokens.pos[0, :, 0].tolist() == list(range(len(block))) and tokens.layout.order == "any"
-    made = m.bridges["image"](m.tokenizers["image"].tokens(PICTURES[:2])).x
+    made = m.projectors["image"](m.tokenizers["image"].tokens(PICTURES[:2])).x
     if front.position is not None:
         made = made + front.position[torch.tensor(at)]
     assert tokens.x[0, torch.tensor(at)].equal(made)
@@ -123,7 +123,7 @@ def test_a_picture_reads_itself_and_what_came_before_and_nothing_after():
     def moved(place: int) -> list[bool]:
         x = tokens.x.clone()
         x[0, place, 0] += 3
-        a, b = (m.language.hidden(t).x[0] for t in (tokens, tokens.replace(x=x)))
+        a, b = (m.language_model.hidden(t).x[0] for t in (tokens, tokens.replace(x=x)))
         return [(d > 1e-6).item() for d in (a - b).abs().amax(1)]
 
     n, first, second = tokens.shape[1], places[0].item(), places[4].item()
@@ -135,7 +135,7 @@ def test_a_picture_reads_itself_and_what_came_before_and_nothing_after():
 @pytest.mark.parametrize("wicked", ["<image>", "{'image': 'x.png'}", "<|endoftext|>", "\ue000 \ue001"])
 def test_what_people_spell_stays_text(wicked):
     m = model(context=96)
-    front = m.language.front
+    front = m.language_model.front
     batch = batch_of(m, [user(f"is {wicked} this", PICTURES[0], wicked), says(f"a {wicked} b")])
     assert batch["sizes"]["image"] == (4,)
     spelled = batch["ids"][0].tolist()
@@ -154,7 +154,7 @@ def test_what_people_spell_stays_text(wicked):
 def test_only_answers_are_learnt():
     m = model()
     batch = batch_of(m, *TALKS)
-    front, labels, ids = m.language.front, batch["labels"], batch["ids"]
+    front, labels, ids = m.language_model.front, batch["labels"], batch["ids"]
     told = [front.decode(row[row != IGNORE], special=True) for row in labels]
     end = "<|endoftext|>"
     assert told == [
@@ -249,7 +249,7 @@ def test_going_on_with_a_cache_is_reading_it_all_again():
     talk = TALKS[1][:-1]
     said = m.continuations([talk], 6)[0].ids
     for k in range(len(said)):
-        line = asked(Chat(m.language.front, TEMPLATE, _media(m, talk)), m.language.front.pad_id)
+        line = asked(Chat(m.language_model.front, TEMPLATE, _media(m, talk)), m.language_model.front.pad_id)
         ids = torch.cat((line.ids, torch.tensor(said[:k], dtype=torch.int64)))
         block = torch.cat((line.block, line.block[-1] + 1 + torch.arange(k)))
         batch = batch_of(m, TALKS[1]) | {"ids": ids[None], "block": block[None].int(), "lengths": (len(ids),)}
@@ -271,10 +271,10 @@ def test_a_batch_with_nothing_to_predict_and_one_without_pictures():
     assert nothing["weight"] == 0
     loss = m.loss(nothing)["loss"]
     loss.backward()
-    assert float(loss.detach()) == 0 and m.bridges["image"].fc1.weight.grad.abs().sum() == 0
+    assert float(loss.detach()) == 0 and m.projectors["image"].fc1.weight.grad.abs().sum() == 0
     m.zero_grad()
     m.loss(batch_of(m, TALKS[2]))["loss"].backward()
-    assert m.language.trunk.blocks[0].mlp.fc1.weight.grad.abs().sum() > 0
+    assert m.language_model.trunk.blocks[0].mlp.fc1.weight.grad.abs().sum() > 0
     m.zero_grad()
     m.loss(batch_of(m, TALKS[2], TALKS[0]))["loss"].backward()
     grads = {n: p.grad for n, p in m.named_parameters()}
@@ -293,20 +293,20 @@ def learn(m: wt.MultimodalLM, rows: list, steps: int, tmp_path, **settings) -> N
 
 def test_it_learns_to_tell_pictures_apart_and_is_the_same_once_saved(tmp_path):
     bridge = {"image": wt.Resampler(DIM, latents=3, depth=1, heads=4, context_dim=16)}
-    m = model(bridges=bridge, encoders={"image": wt.Transformer(16, 1, 2, rope=2)})
+    m = model(projectors=bridge, encoders={"image": wt.Transformer(16, 1, 2, rope=2)})
     names = ["face", "red apple", "the first", "flag"]
     rows = [{"messages": [user("What is this?", p), says(n)]} for p, n in zip(PICTURES, names, strict=True)]
     before = m.evaluate(rows)
     learn(m, rows, 60, tmp_path)
     figures = m.evaluate(rows)
     assert figures["exact"] == 1 and figures["loss"] < 0.2 < before["loss"], figures
-    assert figures["tokens"] == sum(len(m.language.front.read(f" {n}")) for n in names)
+    assert figures["tokens"] == sum(len(m.language_model.front.read(f" {n}")) for n in names)
     turned = [{"messages": [user("What is this?", PICTURES[i - 1]), says(n)]} for i, n in enumerate(names)]
     assert m.evaluate(turned)["exact"] == 0
     assert set(m.evaluate(rows, max_new_tokens=0)) == {"loss", "tokens"}
     m.save(tmp_path / "saved")
     again = wt.load(tmp_path / "saved")
-    assert isinstance(again.language, wt.ChatModel) and again.template == TEMPLATE
+    assert isinstance(again.language_model, wt.ChatModel) and again.chat_template == TEMPLATE
     assert [a.strip() for a in again.chat([r["messages"][:1] for r in rows])] == names
     path = tmp_path / "image.png"
     path.write_bytes(PICTURES[1])
@@ -321,20 +321,22 @@ def test_a_frozen_language_model_keeps_its_weights_and_its_words(tmp_path):
     lm = language()
     before = {k: v.clone() for k, v in lm.state_dict().items()}
     words = lm.chat("happy face", 12)
-    m = wt.MultimodalLM(lm, {"image": pictures()}, {"image": wt.Projector(DIM, 16)}, freeze_language=True)
-    bridge = m.bridges["image"].fc1.weight.clone()
+    m = wt.MultimodalLM(
+        lm, {"image": pictures()}, {"image": wt.Projector(DIM, 16)}, freeze_language_model=True
+    )
+    bridge = m.projectors["image"].fc1.weight.clone()
     text = {"messages": TALKS[2]}
     rows = [{"messages": TALKS[0]}, {"messages": TALKS[1]}, text, text]
     learn(m, rows, 4, tmp_path, batch_size=1)  # some of these batches show nothing
-    assert all(v.equal(before[k]) for k, v in m.language.state_dict().items())
-    assert not m.bridges["image"].fc1.weight.equal(bridge)
+    assert all(v.equal(before[k]) for k, v in m.language_model.state_dict().items())
+    assert not m.projectors["image"].fc1.weight.equal(bridge)
     assert m.chat("happy face", 12) == words
     m.save(tmp_path / "saved")
-    assert not any(p.requires_grad for p in wt.load(tmp_path / "saved").language.parameters())
+    assert not any(p.requires_grad for p in wt.load(tmp_path / "saved").language_model.parameters())
 
 
 def test_sounds_in_place_of_pictures_are_one_line():
-    front = wt.AudioTokenizer(dim=16, rate=8000, n_mels=16, stem="patches", patch=(8, 16), seconds=1.0)
+    front = wt.AudioTokenizer(dim=16, sample_rate=8000, n_mels=16, stem="patches", patch=(8, 16), seconds=1.0)
     m = wt.MultimodalLM(language(), {"audio": front}, {"audio": wt.Projector(DIM, 16)}).eval()
     rng = np.random.default_rng(0)
     waves = [(rng.standard_normal(n).astype(np.float32) / 10, 8000) for n in (3000, 8000)]
@@ -369,20 +371,20 @@ def test_what_cannot_be_read_is_named(tmp_path):
             m.collate([m.read(row)])
     with pytest.raises(wt.InputError, match="the chat template wrote 0 of 1 media"):
         wt.MultimodalLM(
-            language(), {"image": pictures()}, {"image": wt.Projector(DIM, 16)}, template="x"
+            language(), {"image": pictures()}, {"image": wt.Projector(DIM, 16)}, chat_template="x"
         ).chat([user("a", PICTURES[0])])
     with pytest.raises(wt.InputError, match="expected the assistant's words"):
         m.evaluate([{"messages": [user("a")]}])
     for options, words in (
-        ({"bridges": None}, r"16 wide for a language model 32 wide.*context_dim=16"),
-        ({"bridges": {"image": wt.Projector(DIM, 20)}}, "20 -> 32"),
+        ({"projectors": None}, r"16 wide for a language model 32 wide.*context_dim=16"),
+        ({"projectors": {"image": wt.Projector(DIM, 20)}}, "20 -> 32"),
         ({"encoders": {"sound": wt.Transformer(16, 1, 2)}}, "'sound'"),
     ):
         with pytest.raises(ValueError, match=words):
             model(**options)
     with pytest.raises(ValueError, match="1 to the language model's 64"):
         wt.MultimodalLM(language(), {"image": pictures(dim=DIM)}, context=65)
-    with pytest.raises(ValueError, match="template="):
+    with pytest.raises(ValueError, match="chat_template="):
         wt.MultimodalLM(wt.LanguageModel(language().front, language().trunk), {"image": pictures(dim=DIM)})
 
 
@@ -415,12 +417,12 @@ def test_a_published_language_model_sees_and_still_speaks_as_before(tmp_path):
     recipe = Recipe.read("vlm_smollm2", [*words, "--data.validation", "null"])
     rows, _ = recipe.rows()
     m, augment = recipe.build(rows)
-    before = {k: v.clone() for k, v in m.bridges["image"].state_dict().items()}
+    before = {k: v.clone() for k, v in m.projectors["image"].state_dict().items()}
     report = wt.train(m, rows, train=recipe.train, optim=recipe.optim, augment=augment)
     assert report.steps == 2 and not report.bad_rows
-    assert not all(v.equal(before[k]) for k, v in m.bridges["image"].state_dict().items())
+    assert not all(v.equal(before[k]) for k, v in m.projectors["image"].state_dict().items())
     published = wt.from_hf(wt.weights("smollm2"))
-    assert all(v.equal(m.language.state_dict()[k]) for k, v in published.state_dict().items())
+    assert all(v.equal(m.language_model.state_dict()[k]) for k, v in published.state_dict().items())
     question = "What is the capital of France?"
     assert m.chat(question, 8) == published.chat(question, 8) and "Paris" in m.chat(question, 8)
     both = m.chat([[user(PICTURES[0], "What is this?")], question], 8)
