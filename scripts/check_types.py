@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(options: list[str]) -> int:
-    modules = sorted({f"worldtokens.{home}" for home in wt._HOME.values()} | {"worldtokens", "worldtokens.testing"})
+    modules = sorted(
+        {f"worldtokens.{home}" for home in wt._HOME.values()} | {"worldtokens", "worldtokens.testing"}
+    )
     with tempfile.TemporaryDirectory() as folder:
         try:
             os.symlink(ROOT, Path(folder) / "worldtokens", target_is_directory=True)

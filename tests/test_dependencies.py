@@ -77,7 +77,9 @@ def test_everything_imported_by_the_package_is_declared():
 
 def test_everything_imported_around_the_package_is_declared():
     allowed = declared(*ALL)
-    missing = {n: sorted(fs)[:3] for n, fs in imported(inside=False).items() if not distributions(n) & allowed}
+    missing = {
+        n: sorted(fs)[:3] for n, fs in imported(inside=False).items() if not distributions(n) & allowed
+    }
     assert missing == {}
 
 

@@ -173,12 +173,16 @@ def folders(room: str) -> dict[str, set[str]]:
 def test_a_modality_folder_holds_a_tokenizer_and_its_reader():
     """`tokenizer.py` is the front-end, `read.py` the reader; a front-end without files of its own imports a sibling's reader."""
     found = folders("tokenizers")
-    assert {"text", "image", "audio", "video", "points", "views", "latents", "series", "discrete"} <= set(found)
+    assert {"text", "image", "audio", "video", "points", "views", "latents", "series", "discrete"} <= set(
+        found
+    )
     for name, modules in found.items():
         assert "tokenizer" in modules, name
         if "read" not in modules and name != "reduce":  # `reduce` wraps another front-end, which reads
             used = {o for m in modules for o in GRAPH[f"tokenizers.{name}.{m}"]}
-            assert [o for o in used if re.fullmatch(r"tokenizers\.\w+\.read", o)], f"{name} has no read.py and uses none"
+            assert [o for o in used if re.fullmatch(r"tokenizers\.\w+\.read", o)], (
+                f"{name} has no read.py and uses none"
+            )
 
 
 def test_a_head_folder_holds_a_model():
@@ -189,7 +193,12 @@ def test_a_head_folder_holds_a_model():
 
 def test_a_source_folder_holds_its_loader():
     found = folders("pretrained")
-    assert {name for name, modules in found.items() if "load" in modules} == {"timm", "open_clip", "hf", "gguf"}
+    assert {name for name, modules in found.items() if "load" in modules} == {
+        "timm",
+        "open_clip",
+        "hf",
+        "gguf",
+    }
     assert set(found) - {"timm", "open_clip", "hf", "gguf"} == {"surgery"}
 
 
@@ -254,5 +263,7 @@ def test_the_contributors_guide_says_where_things_go():
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for title in ("Add a modality", "Add a head", "Add a published source"):
         assert title in guide
-    for path in re.findall(r"`((?:tokenizers|tasks|pretrained|tests|docs|apps|evals|backbone|data|training)/[\w./]*)`", guide):
+    for path in re.findall(
+        r"`((?:tokenizers|tasks|pretrained|tests|docs|apps|evals|backbone|data|training)/[\w./]*)`", guide
+    ):
         assert (ROOT / path).exists(), path

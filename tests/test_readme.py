@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, from top to bottom, as a newcomer would paste it."""
+"""The Python of README.md and docs/architecture.md runs as it stands, from top to bottom."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,16 @@ import pytest
 
 import worldtokens as wt
 
-README = (Path(wt.__file__).parent / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+ROOT = Path(wt.__file__).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def python_of(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = python_of(README)
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
 
 
 def test_there_are_examples():
@@ -27,6 +35,33 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     assert all(line in told for line in said), f"the README says {said}, printed was {printed}"
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!http|#)([^)#]+)\)", README))
-def test_links_lead_somewhere(link):
-    assert (Path(wt.__file__).parent / link).exists(), link
+def test_the_walk_of_a_batch_runs():
+    names: dict = {}
+    for block in python_of((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")):
+        exec(compile(block, "architecture.md", "exec"), names)
+    assert names["pixels"].shape == (4, 16, 64) and names["vectors"].shape == (4, 64)
+    assert names["trunk"].blocks[0].attn.qkv.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    found = re.findall(
+        r"\]\((?!https?:|#|mailto:)([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8")
+    )
+    assert [link for link in found if not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_the_readme_is_one_screen_then_details():
+    assert len(README) <= 9000
+    assert all(len(line) <= 200 for line in README.splitlines() if not line.startswith(("![", "[![")))
+
+
+def test_the_commands_of_the_readme_exist():
+    from worldtokens.cli import COMMANDS
+    from worldtokens.training.recipe import shipped
+
+    shell = "\n".join(re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+    assert set(re.findall(r"^worldtokens (\w+)", shell, re.MULTILINE)) <= set(COMMANDS)
+    assert set(re.findall(r"worldtokens train (\w+)", shell)) <= set(shipped())
+    targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"^make ([\w-]+)", shell, re.MULTILINE)) <= set(targets)
