@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "AdditiveDecoder": "backbone.additive",
     "AttentionPool": "backbone.pooling",
+    "AudioConfig": "tokenizers.audio.config",
     "AudioTokenizer": "tokenizers.audio.tokenizer",
     "Autoencoder": "tasks.image_lm.autoencoder",
     "Batch": "tokenizers.base",
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     from worldtokens.tasks.multimodal.model import MultimodalLM
     from worldtokens.tasks.seq2seq.captioner import Captioner
     from worldtokens.tasks.seq2seq.translator import Translator
+    from worldtokens.tokenizers.audio.config import AudioConfig
     from worldtokens.tokenizers.audio.tokenizer import AudioTokenizer
     from worldtokens.tokenizers.base import Batch, Tokenizer
     from worldtokens.tokenizers.discrete.quantize import FSQ, VectorQuantizer

@@ -19,7 +19,9 @@ text = wt.TextTokenizer.train(
     train.texts(), vocab_size=400 if args.speech else 1200, dim=128, context=40, start="<|startoftext|>"
 )
 if args.speech:
-    front = wt.AudioTokenizer(dim=128, rate=11025, n_mels=40, stem="patches", patch=(6, 40), seconds=6.0)
+    front = wt.AudioTokenizer(
+        dim=128, sample_rate=11025, n_mels=40, stem="patches", patch=(6, 40), seconds=6.0
+    )
 else:
     front = wt.ImageTokenizer(dim=128, patch=16, size=64, draft=False)
 

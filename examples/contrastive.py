@@ -26,7 +26,8 @@ front_ends = {  # a line for each modality; in training a part of its tokens is 
         wt.TextTokenizer.train(train.texts(), 800, dim, context=96, causal=False), keep=0.85
     ),
     "audio": wt.TokenReducer(
-        wt.AudioTokenizer(dim, rate=8000, n_mels=40, stem="patches", patch=(6, 40), seconds=3.0), keep=0.7
+        wt.AudioTokenizer(dim, sample_rate=8000, n_mels=40, stem="patches", patch=(6, 40), seconds=3.0),
+        keep=0.7,
     ),
 }
 model = wt.CLIP(

@@ -145,9 +145,11 @@ def _as_seen(front, raw: Tensor) -> Tensor:
 
 
 def _sound(panel, front, raw: Tensor, seen: Looking, weight: Tensor | None) -> None:
-    seconds = len(raw) / front.rate
+    seconds = len(raw) / front.sample_rate
     step = max(1, math.ceil(len(raw) / 400))
-    panel.plot(torch.arange(len(raw[::step])) * step / front.rate, raw[::step], linewidth=0.4, color="black")
+    panel.plot(
+        torch.arange(len(raw[::step])) * step / front.sample_rate, raw[::step], linewidth=0.4, color="black"
+    )
     if weight is not None:
         places = _own(seen, front)
         begin = seen.context.pos[0, places, 0] * front.token_seconds

@@ -55,7 +55,7 @@ class Task(Part):
 
         Args:
             row: values by column. A list (several captions of one image) means: draw one with `rng`, or
-                take the first without it. A tuple is one value, such as a sound's (wave, rate).
+                take the first without it. A tuple is one value, such as a sound's (waveform, sample_rate).
             rng: given in training.
             augment: by column, what to do with a raw tensor in training.
 

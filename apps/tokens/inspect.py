@@ -181,7 +181,7 @@ def front_end(kind: str, args: argparse.Namespace, source: str = "") -> Tokenize
     if kind == "image":
         return wt.ImageTokenizer(DIM, args.patch, size, positions="sincos")
     if kind == "audio":
-        return wt.AudioTokenizer(DIM, args.preset, positions="sincos", width=DIM)
+        return wt.AudioTokenizer(DIM, args.preset, positions="sincos", config={"conv_dim": DIM})
     if kind == "video":
         tubelet = (2, args.patch, args.patch)
         return wt.VideoTokenizer(DIM, tubelet, args.frames, args.fps, size=size, positions="sincos")
@@ -250,7 +250,7 @@ def _source(kind: str, raw: Tensor, source: str, t: Any) -> str:
     if kind == "image":
         return f"{raw.shape[2]} x {raw.shape[1]} px"
     if kind == "audio":
-        return f"{len(raw) / t.rate:.2f} s at {t.rate / 1000:g} kHz"
+        return f"{len(raw) / t.sample_rate:.2f} s at {t.sample_rate / 1000:g} kHz"
     if kind == "video":
         return f"{len(raw)} frames {raw.shape[3]} x {raw.shape[2]}"
     if kind == "points":

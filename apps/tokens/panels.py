@@ -146,28 +146,28 @@ def draw_audio(panel: Panel, s: Seen) -> str:
             side.set_color(MARK)
         ax = low
     ax.set_xlabel("seconds", size=8.5, color=PALE, labelpad=2)
-    if t.front is None:
+    if t.spectrogram is None:
         return f"one every {1000 * step:.3g} ms, from the wave itself"
     what = f"one every {1000 * step:.3g} ms"
     if len(s.grid) > 1:
         (frames, bands), (dt, dy) = t.stem.patch, t.stem.stride
         what = f"{s.grid[0]} x {s.grid[1]} patches of {frames} frames x {bands} bands, every {dt} x {dy}"
-    return f"{what}, log-mel of {t.front.n_mels} bands ({t.preset})"
+    return f"{what}, log-mel of {t.spectrogram.n_mels} bands ({t.preset})"
 
 
 def _sound(ax: Any, s: Seen) -> float:
     """The spectrum that the stem sees, or the wave; returns where it ends, in seconds."""
     t = s.tokenizer
-    if t.front is None:
+    if t.spectrogram is None:
         x = s.raw.numpy()
         step = max(1, len(x) // 4000)  # each stroke from the lowest to the highest of its samples
         rows = x[: len(x) // step * step].reshape(-1, step)
-        at = np.arange(len(rows)) * step / t.rate
+        at = np.arange(len(rows)) * step / t.sample_rate
         ax.fill_between(at, rows.min(1), rows.max(1), color=COLD, linewidth=0.6)
         ax.set_ylim(*(np.array([-1.05, 1.05]) * max(1e-3, np.abs(x).max())))
-        return max(len(x) / t.rate, s.grid[0] * t.token_seconds)
+        return max(len(x) / t.sample_rate, s.grid[0] * t.token_seconds)
     x, _ = t.features(s.batch)
-    hop = t.front.hop_length / t.rate
+    hop = t.spectrogram.hop_length / t.sample_rate
     ax.imshow(x[0].T.numpy(), extent=(0, x.shape[1] * hop, 0, x.shape[2]), origin="lower", aspect="auto",
               cmap="magma", interpolation="nearest")  # fmt: skip
     ax.set_ylabel("mel band", size=8.5, color=PALE, labelpad=1)
@@ -177,7 +177,7 @@ def _sound(ax: Any, s: Seen) -> float:
 def _tokens_of_sound(ax: Any, s: Seen, which: range) -> None:
     t, step = s.tokenizer, s.tokenizer.token_seconds
     low, high = ax.get_ylim()
-    if t.front is None:
+    if t.spectrogram is None:
         ax.vlines([k * step for k in [*which, which.stop]], low, high, color=PALE, lw=0.6, alpha=0.7)
     else:
         _cut_lines(ax, [k * step for k in [*which, which.stop]], low, high, "y", 0.6)
@@ -186,7 +186,7 @@ def _tokens_of_sound(ax: Any, s: Seen, which: range) -> None:
         _cut_lines(
             ax, [k * dy for k in range(s.grid[1] + 1)], which.start * step, which.stop * step, "x", 0.6
         )
-        wide = frames * t.front.hop_length / t.rate
+        wide = frames * t.spectrogram.hop_length / t.sample_rate
         ax.add_patch(Rectangle((which.start * step, 0), wide, bands, fill=False, ec=MARK, lw=1.8, zorder=5))
     else:
         for k in which[:: max(1, len(which) // 24)]:
@@ -197,7 +197,7 @@ def _tokens_of_sound(ax: Any, s: Seen, which: range) -> None:
 def _loudest(s: Seen, columns: int) -> int:
     """Where a cut-out of the sound shows most: its loudest stretch."""
     energy = s.raw.double().square().cumsum(0).numpy()
-    edge = np.minimum(np.arange(columns + 1) * s.tokenizer.step, len(energy) - 1)
+    edge = np.minimum(np.arange(columns + 1) * s.tokenizer.samples_per_token, len(energy) - 1)
     total = energy[edge]
     return int(np.argmax(total[CLOSE:] - total[:-CLOSE]))
 

@@ -67,18 +67,23 @@ def figures(logits: Tensor, y: Tensor) -> dict[str, float]:
     }
 
 
-def pooled_mel(sounds: Sequence[Any], rate: int, n_mels: int, seconds: float, parts: int = 3) -> Tensor:
+def pooled_mel(
+    sounds: Sequence[Any], sample_rate: int, n_mels: int, seconds: float, parts: int = 3
+) -> Tensor:
     """Mean log-mel of each third of each sound.
 
     Args:
         sounds: as `AudioTokenizer.read` takes them.
-        rate, n_mels, seconds: of the front-end that computes the spectra.
+        sample_rate, n_mels, seconds: of the front-end that computes the spectra.
         parts: how many parts, if not thirds.
 
     Returns:
         (n, parts x n_mels).
     """
-    front, made = AudioTokenizer(8, rate=rate, n_mels=n_mels, seconds=seconds, positions="none"), []
+    front, made = (
+        AudioTokenizer(8, sample_rate=sample_rate, n_mels=n_mels, seconds=seconds, positions="none"),
+        [],
+    )
     for sound in sounds:
         spectrum = front.features(front.collate([front.read(sound)]))[0][0]
         edges = torch.linspace(0, len(spectrum), parts + 1).round().long().tolist()

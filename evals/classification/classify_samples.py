@@ -26,7 +26,7 @@ def check(out: Path, scale: float = 1.0) -> list[Result]:
     )
     fold = torch.empty(len(rows), dtype=torch.long)
     fold[torch.tensor(order)] = torch.arange(len(rows)) % FOLDS
-    x = pooled_mel([row["audio"] for row in rows], rate=16000, n_mels=64, seconds=2.56)
+    x = pooled_mel([row["audio"] for row in rows], sample_rate=16000, n_mels=64, seconds=2.56)
     answers, linear, confusion, seconds = [], [], 0, 0.0
     for k in range(FOLDS):
         away = [i for i in range(len(rows)) if fold[i] != k]

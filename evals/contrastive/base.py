@@ -22,7 +22,7 @@ from worldtokens.training.settings import TrainReport, autocast_type
 
 
 class ReadOnce:
-    """Rows whose files are read once, each, into raw tensors; `audio` into (wave, rate).
+    """Rows whose files are read once, each, into raw tensors; `audio` into (waveform, sample_rate).
 
     Args:
         model: whose front-ends read.
@@ -45,7 +45,7 @@ class ReadOnce:
             front = self.fronts[column]
             raw = front.read(value)
             front = getattr(front, "tokenizer", front)
-            self.known[column, value] = (raw, front.rate) if front.modality == "audio" else raw
+            self.known[column, value] = (raw, front.sample_rate) if front.modality == "audio" else raw
         return self.known[column, value]
 
 

@@ -22,7 +22,7 @@ from worldtokens.tasks.metrics.retrieval import retrieval_table
 from worldtokens.tokenizers.audio.tokenizer import AudioTokenizer
 
 ABOUT = "images, captions in ten languages and speech in one space"
-RATE = 8000
+SAMPLE_RATE = 8000
 
 
 def check(out: Path, scale: float = 1.0) -> list[Result]:
@@ -91,7 +91,7 @@ class _Raw:
 
 def _features(rows: Rows) -> dict[str, tuple[Tensor, list[Hashable]]]:
     """What the linear models read, each thing with (stamp, language): words are matched with their own recording."""
-    ear = AudioTokenizer(16, rate=RATE, n_mels=40, stem="frames", seconds=3.0, positions="none")
+    ear = AudioTokenizer(16, sample_rate=SAMPLE_RATE, n_mels=40, stem="frames", seconds=3.0, positions="none")
     memory: dict[int, Tensor] = {}
 
     def sound(value: tuple[Tensor, int]) -> Tensor:

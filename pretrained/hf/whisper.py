@@ -50,9 +50,9 @@ WHISPER |= {k.format(tower): v.format(tower) for tower in ("encoder", "decoder")
 # keys have no bias, and need none: one adds the same to every score of a query, which a softmax takes out again
 NO_KEY_BIAS = ("encoder.blocks.*.attn.qkv.bias[k]", "decoder.blocks.*.attn.qkv.bias[k]")
 NO_KEY_BIAS += ("decoder.blocks.*.cross.kv.bias[ck]",)
-RATE, HOP, END = 16000, 160, "<|endoftext|>"
+SAMPLE_RATE, HOP, END = 16000, 160, "<|endoftext|>"
 HEARING = {  # preprocessor_config.json
-    "sampling_rate": RATE,
+    "sampling_rate": SAMPLE_RATE,
     "hop_length": HOP,
     "n_fft": 400,
     "padding_value": 0.0,
@@ -69,7 +69,13 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
     source.expect(heard, HEARING | {"feature_size": mels})
     places = c.get("max_source_positions", 1500)
     audio = AudioTokenizer(
-        dim, "whisper", RATE, mels, seconds=places * 2 * HOP / RATE, fixed=True, positions="learned"
+        dim,
+        "whisper",
+        SAMPLE_RATE,
+        mels,
+        seconds=places * 2 * HOP / SAMPLE_RATE,
+        positions="learned",
+        config={"fixed_length": True},
     )
     act = source.activation(c.get("activation_function", "gelu"))
 

@@ -22,7 +22,7 @@ Front = TypeVar("Front", AudioTokenizer, VideoTokenizer)
 def adapt_tokenizer(pictures: ImageTokenizer, tokenizer: Front, channels: str = "sum") -> Front:
     """Fill a new front-end with a pretrained image front-end's weights; its trunk then takes the new tokens as they are.
 
-        sounds = wt.adapt_tokenizer(vit.tokenizers["image"], wt.AudioTokenizer(384, preset="ast", class_tokens=1))
+        sounds = wt.adapt_tokenizer(vit.tokenizers["image"], wt.AudioTokenizer(384, preset="ast", config={"class_tokens": 1}))
         model = wt.Classifier(sounds, vit.trunk, classes=50)
 
     **Sound** (AST, Gong et al. 2021; patches of a spectrum): the spectrum is a grey image, time to the right, frequency

@@ -16,41 +16,48 @@ from pictures import noise, picture
 
 
 def wav(
-    x: np.ndarray, rate: int = 16000, *, tag: int | None = None, size: int | None = None, **head
+    x: np.ndarray, sample_rate: int = 16000, *, tag: int | None = None, size: int | None = None, **head
 ) -> bytes:
     """(T,) or (T, C) of int16, uint8 or float32 -> a WAV; the header may lie."""
     channels, width = (1 if x.ndim == 1 else x.shape[1]), x.itemsize
     tag = tag or (3 if x.dtype.kind == "f" else 1)
-    channels, rate = head.get("channels", channels), head.get("rate", rate)
+    channels, sample_rate = head.get("channels", channels), head.get("sample_rate", sample_rate)
     block = channels * width & 0xFFFF
-    fmt = struct.pack("<HHIIHH", tag, channels, rate, rate * block & 0xFFFFFFFF, block, 8 * width)
+    fmt = struct.pack(
+        "<HHIIHH", tag, channels, sample_rate, sample_rate * block & 0xFFFFFFFF, block, 8 * width
+    )
     size = x.nbytes if size is None else size
     body = b"WAVEfmt " + struct.pack("<I", 16) + fmt + b"data" + struct.pack("<I", size) + x.tobytes()
     return b"RIFF" + struct.pack("<I", len(body) & 0xFFFFFFFF) + body
 
 
-def tone(n: int, rate: int = 16000, channels: int = 1) -> np.ndarray:
+def tone(n: int, sample_rate: int = 16000, channels: int = 1) -> np.ndarray:
     """int16 (n, channels), a tone in the first and silence in the others."""
     x = np.zeros((n, channels), np.int16)
-    x[:, 0] = np.round(16000 * np.sin(np.arange(n) * 2 * np.pi * 440 / rate))
+    x[:, 0] = np.round(16000 * np.sin(np.arange(n) * 2 * np.pi * 440 / sample_rate))
     return x
 
 
-def encoded(form: str, codec: str, rate: int = 44100, seconds: float = 1.0, sample: str = "fltp") -> bytes:
+def encoded(
+    form: str, codec: str, sample_rate: int = 44100, seconds: float = 1.0, sample: str = "fltp"
+) -> bytes:
     """A tone in both of two channels."""
     out = io.BytesIO()
     with av.open(out, "w", format=form) as c:
-        s = c.add_stream(codec, rate=rate, layout="stereo")
+        s = c.add_stream(codec, rate=sample_rate, layout="stereo")
         s.codec_context.format = sample
-        x = np.tile(tone(int(rate * seconds), rate), 2).reshape(1, -1).astype(np.float32) / 32768
+        x = (
+            np.tile(tone(int(sample_rate * seconds), sample_rate), 2).reshape(1, -1).astype(np.float32)
+            / 32768
+        )
         frame = av.AudioFrame.from_ndarray(x, format="flt", layout="stereo")
-        frame.sample_rate = rate
-        fifo, convert = av.AudioFifo(), av.AudioResampler(format=sample, layout="stereo", rate=rate)
+        frame.sample_rate = sample_rate
+        fifo, convert = av.AudioFifo(), av.AudioResampler(format=sample, layout="stereo", rate=sample_rate)
         for f in convert.resample(frame) + convert.resample(None):
             fifo.write(f)
         at, size = 0, s.codec_context.frame_size or 4096
         while (f := fifo.read(size) or fifo.read(0, True)) is not None:
-            f.pts, f.time_base, at = at, Fraction(1, rate), at + f.samples
+            f.pts, f.time_base, at = at, Fraction(1, sample_rate), at + f.samples
             c.mux(s.encode(f))
         c.mux(s.encode(None))
     return out.getvalue()
@@ -65,10 +72,10 @@ def crc(data: bytes, bits: int, poly: int) -> int:
     return value
 
 
-def flac_bomb(samples: int, rate: int = 16000) -> bytes:
+def flac_bomb(samples: int, sample_rate: int = 16000) -> bytes:
     """Silence: 65,535 samples in 13 bytes, so that 30 KB unfold to half a gigabyte."""
     info = struct.pack(">HH", 65535, 65535) + bytes(6)
-    info += ((rate << 44) | (15 << 36)).to_bytes(8, "big") + bytes(16)  # mono, 16 bits, length unknown
+    info += ((sample_rate << 44) | (15 << 36)).to_bytes(8, "big") + bytes(16)  # mono, 16 bits, length unknown
     out = [b"fLaC\x80\0\0\x22" + info]
     for i in range(samples // 65535 + 1):
         number = bytes([i]) if i < 128 else chr(i).encode("utf-8", "surrogatepass")
@@ -113,8 +120,8 @@ case(
 case(A, "into-a-pipe.wav", 50, lambda: wav(tone(16000), size=0xFFFFFFFF), as_long_as(1))
 case(A, "nan.wav", "NaN", lambda: wav(no_nan()))
 case(A, "floats-of-int16.wav", "divide by 32768", lambda: wav(tone(1600).astype(np.float32)))
-case(A, "rate-0.wav", "", lambda: wav(tone(1600), rate=0))
-case(A, "rate-4-ghz.wav", "", lambda: wav(tone(1600), rate=4_000_000_000))
+case(A, "rate-0.wav", "", lambda: wav(tone(1600), sample_rate=0))
+case(A, "rate-4-ghz.wav", "", lambda: wav(tone(1600), sample_rate=4_000_000_000))
 case(A, "65535-channels.wav", "", lambda: wav(tone(1600), channels=65535))
 case(A, "no-channel.wav", "", lambda: wav(tone(1600), channels=0))
 case(A, "unknown-codec.wav", "", lambda: wav(tone(1600), tag=0xFACE))
@@ -123,7 +130,7 @@ case(A, "words.mp3", "", lambda: b"la la la\n" * 200)
 case(A, "playlist.mp3", "", lambda: b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\nhttp://127.0.0.1:9/x.mp3\n")
 case(A, "concat.wav", "", lambda: b"ffconcat version 1.0\nfile /dev/zero\n")
 case(A, "image.wav", "", lambda: picture(noise(16, 16, 3)))
-case(A, "clip-without-sound.mp4", "no sound", lambda: film())
+case(A, "clip-without-sound.mp4", "no audio", lambda: film())
 case(A, "missing.wav", r"^[^\0]*wav: can't be opened \(No such file or directory\)", lambda path: None)
 case(A, "pipe.wav", "", lambda path: os.mkfifo(path))
 case("audio whole", "unfolds.flac", "longer than", lambda: flac_bomb(1 << 27))

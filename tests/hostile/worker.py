@@ -39,7 +39,7 @@ def front_ends() -> dict:
         "image native": wt.ImageTokenizer(16, 16, None, max_tokens=256),
         "audio": wt.AudioTokenizer(48, "whisper"),
         "audio whole": wt.AudioTokenizer(48, "whisper", seconds=None),
-        "audio wave": wt.AudioTokenizer(48, "waveform", width=16),
+        "audio wave": wt.AudioTokenizer(48, "waveform", config={"conv_dim": 16}),
         "video": wt.VideoTokenizer(16, (4, 16, 16), frames=18, size=32),
         "points": wt.PointTokenizer(16, hidden=(8, 8, 8)),
         "views": wt.ViewTokenizer(16, 16, 32),

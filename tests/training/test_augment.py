@@ -9,8 +9,8 @@ from worldtokens.training.augment import AudioJitter, PointJitter
 OFF = {"speed": 0.0, "shift": 0.0, "gain": 0.0, "colour": 0.0, "noise": None}
 
 
-def tone(hertz=440.0, n=8000, rate=8000):
-    return torch.sin(torch.arange(n) * 2 * torch.pi * hertz / rate)
+def tone(hertz=440.0, n=8000, sample_rate=8000):
+    return torch.sin(torch.arange(n) * 2 * torch.pi * hertz / sample_rate)
 
 
 def test_sound_jitter_turned_off_changes_nothing():

@@ -1,8 +1,8 @@
-"""From a spectrum or a wave to vectors: the layers between a sound's features and its tokens.
+"""Stems: the layers from a spectrogram or a waveform to tokens.
 
-Each stem knows its one length formula, `grid`: how many tokens (in time, in frequency) a count of frames gives.
-`forward` uses the same one, so that a mask cannot disagree with the tokens. Convolutions see zeros behind a row's
-end, in the hidden layers too, as if the row had been alone.
+Each stem has one length formula, `grid`: the number of tokens (in time, in frequency) for a number of frames. `forward`
+uses the same formula, so masks always fit the tokens. Activations after a row's end are zeroed in every hidden layer,
+so padding does not change a row's tokens.
 
 Shapes: B batch, F frames, M mel bands, T samples, D width, N tokens.
 """
@@ -20,7 +20,7 @@ from worldtokens.errors import InputError
 
 
 class FrameStem(nn.Module):
-    """One token for each frame: a linear layer over its mel bands."""
+    """One token per frame: a linear layer over its mel bands."""
 
     def __init__(self, n_mels: int, dim: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class FrameStem(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """Whisper's stem: two convolutions of width 3 with GELU, the second of stride 2, so two frames a token."""
+    """Whisper's stem: two convolutions of kernel 3 with GELU, the second with stride 2: two frames per token."""
 
     def __init__(self, n_mels: int, dim: int) -> None:
         super().__init__()
@@ -53,19 +53,19 @@ class ConvStem(nn.Module):
 
 
 class PatchStem(nn.Module):
-    """AST's patches of the spectrum, possibly overlapping: a convolution over (time, frequency).
+    """AST's patches of the spectrogram, possibly overlapping: a convolution over (time, frequency).
 
-    Tokens come time first (all bands of the first patch column, then the next column), so that padding lies at the
-    end of a row. AST itself counts frequency first.
+    Tokens are ordered by time (all bands of the first patch column, then the next column), so that padding is at the
+    end of a row. AST itself orders by frequency.
 
     Args:
-        n_mels: mel bands of the spectrum.
+        n_mels: mel bands of the spectrogram.
         patch: frames and bands of a patch.
-        stride: frames and bands between patches, no larger than the patch. Where patches overlap, bands at the
-            top that do not fill a last patch are left out, as AST does (128 bands, 16 by 10: the top 2).
-        whole: leave out the frames at the end that do not fill a patch, as AST does with its fixed 1,024. Without
-            it the last patch is filled up with `blank`, so that every frame is in a token.
-        blank: what frames behind the end hold.
+        stride: frames and bands between patches, no larger than the patch. Where patches overlap, top bands that do
+            not fill a last patch are dropped, as in AST (128 bands, 16 by 10: the top 2).
+        drop_last: drop frames at the end that do not fill a patch, as AST does with its fixed 1,024. False pads the
+            last patch with `pad_value`, so that every frame is in a token.
+        pad_value: value of frames after the end.
     """
 
     def __init__(
@@ -74,60 +74,60 @@ class PatchStem(nn.Module):
         dim: int,
         patch: tuple[int, int],
         stride: tuple[int, int],
-        whole: bool,
-        blank: float,
+        drop_last: bool,
+        pad_value: float,
     ) -> None:
         super().__init__()
         if any(s > p for s, p in zip(stride, patch, strict=True)):
             raise InputError(
-                f"stride {stride} is larger than the patch {patch}: what lies between would be lost"
+                f"stride {stride} is larger than the patch {patch}: frames or bands between patches would be lost"
             )
         if n_mels < patch[1] or (stride[1] == patch[1] and n_mels % patch[1]):
             raise InputError(
                 f"{n_mels} mel bands do not divide into patches of {patch[1]}; change n_mels or patch"
             )
-        self.patch, self.stride, self.whole, self.blank = patch, stride, whole, blank
+        self.patch, self.stride, self.drop_last, self.pad_value = patch, stride, drop_last, pad_value
         self.rows = (n_mels - patch[1]) // stride[1] + 1
         self.conv = nn.Conv2d(1, dim, patch, stride)
 
     def grid(self, frames: int) -> tuple[int, int]:
         over = max(0, frames - self.patch[0])
-        return (over // self.stride[0] if self.whole else -(-over // self.stride[0])) + 1, self.rows
+        return (over // self.stride[0] if self.drop_last else -(-over // self.stride[0])) + 1, self.rows
 
     def forward(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """(B, F, M) -> (B, columns x rows, D)."""
         columns, _ = self.grid(x.shape[1])
         need = (columns - 1) * self.stride[0] + self.patch[0]
-        x = functional.pad(x, (0, 0, 0, max(0, need - x.shape[1])), value=self.blank)
-        # by a linear layer: oneDNN's bfloat16 convolution of one channel with kernels 24, 32 or 40 wide gives wrong numbers,
-        # NaN among them (torch 2.14.1 on a CPU with AMX)
+        x = functional.pad(x, (0, 0, 0, max(0, need - x.shape[1])), value=self.pad_value)
+        # as a linear layer: oneDNN's bfloat16 convolution of one channel with kernels 24, 32 or 40 wide gives wrong
+        # values, NaN among them (torch 2.14.1 on a CPU with AMX)
         x = x.to(self.conv.weight.dtype).unfold(1, self.patch[0], self.stride[0])
         x = x.unfold(2, self.patch[1], self.stride[1])  # (B, columns, rows, frames, bands)
         return functional.linear(x.flatten(3), self.conv.weight.flatten(1), self.conv.bias).flatten(1, 2)
 
 
 class WaveStem(nn.Module):
-    """wav2vec 2.0's seven strided convolutions over the wave (Baevski et al. 2020), then norm and projection.
+    """wav2vec 2.0's seven strided convolutions over the waveform (Baevski et al. 2020), then norm and projection.
 
-    Each sound is brought to mean 0 and variance 1 first, over its own samples. A token reads 400 samples and they
-    come every 320, at 16 kHz: 25 ms every 20 ms.
+    Each waveform is first normalised to mean 0 and variance 1 over its own samples. The receptive field is 400 samples,
+    the stride 320: 25 ms every 20 ms at 16 kHz.
 
     Args:
         dim: width of the tokens.
         width: channels of the convolutions.
-        norm: ``"group"`` (base models: one norm over time, after the first convolution, no biases) or
+        norm: ``"group"`` (base models: one norm over time after the first convolution, no biases) or
             ``"layer"`` (large models: after every convolution, with biases).
     """
 
     kernels = (10, 3, 3, 3, 3, 2, 2)
     strides = (5, 2, 2, 2, 2, 2, 2)
-    least = 400
+    min_samples = 400
     step = math.prod(strides)
 
     def __init__(self, dim: int, width: int = 512, norm: str = "group") -> None:
         super().__init__()
         if norm not in ("group", "layer"):
-            raise InputError(f"norm is {norm!r}, expected 'group' or 'layer'")
+            raise InputError(f"conv_norm is {norm!r}, expected 'group' or 'layer'")
         ins = (1, *[width] * 6)
         self.convs = nn.ModuleList(
             nn.Conv1d(i, width, k, s, bias=norm == "layer")
@@ -137,7 +137,7 @@ class WaveStem(nn.Module):
             self.norms = nn.ModuleList([nn.GroupNorm(width, width)])
         else:
             self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in self.kernels)
-        for conv in self.convs:  # as wav2vec 2.0: variance kept through the stack
+        for conv in self.convs:  # as in wav2vec 2.0: keeps the variance through the layers
             nn.init.kaiming_normal_(conv.weight)
         self.norm = nn.LayerNorm(width)
         self.proj = nn.Linear(width, dim)
@@ -146,16 +146,16 @@ class WaveStem(nn.Module):
         return self._after(samples, len(self.kernels)), 1
 
     def _after(self, samples: int, layers: int) -> int:
-        """The length after the first so many convolutions; a sound shorter than a window counts as one window."""
-        n = max(samples, self.least)
+        """Length after the first `layers` convolutions; a waveform shorter than a window counts as one window."""
+        n = max(samples, self.min_samples)
         for k, s in list(zip(self.kernels, self.strides, strict=True))[:layers]:
             n = (n - k) // s + 1
         return n
 
-    def forward(self, wave: Tensor, lengths: Sequence[int]) -> Tensor:
+    def forward(self, waveform: Tensor, lengths: Sequence[int]) -> Tensor:
         """(B, T) float in [-1, 1] and B sample counts -> (B, N, D)."""
-        x = _standardise(wave.float(), lengths)
-        x = functional.pad(x, (0, max(0, self.least - x.shape[1])))[:, None]
+        x = _standardise(waveform.float(), lengths)
+        x = functional.pad(x, (0, max(0, self.min_samples - x.shape[1])))[:, None]
         x = x.to(self.proj.weight.dtype)
         for i, conv in enumerate(self.convs):
             x = conv(x)
@@ -171,33 +171,33 @@ class WaveStem(nn.Module):
         counts = [self._after(n, i + 1) for n in lengths]
         if min(counts) == x.shape[2]:
             return norm(x)
-        # the published models let padding into this mean and variance; here each row has its own
-        inside = _inside(counts, x)
-        n = inside.sum(-1, keepdim=True)
-        x32 = x.float().masked_fill(~inside, 0)
+        # the published models include padding in this mean and variance; here each row has its own
+        valid = _valid(counts, x)
+        n = valid.sum(-1, keepdim=True)
+        x32 = x.float().masked_fill(~valid, 0)
         mean = x32.sum(-1, keepdim=True) / n
-        x32 = (x32 - mean).masked_fill(~inside, 0)
+        x32 = (x32 - mean).masked_fill(~valid, 0)
         x32 = x32 * (x32.square().sum(-1, keepdim=True) / n + norm.eps).rsqrt()
         return (x32 * norm.weight.float()[:, None] + norm.bias.float()[:, None]).to(x.dtype)
 
 
 def zero_after(x: Tensor, counts: Sequence[int]) -> Tensor:
-    """Zeros behind each row's end along the last axis: (B, C, F) and B counts -> (B, C, F)."""
-    return x if min(counts) == x.shape[-1] else x.masked_fill(~_inside(counts, x), 0)
+    """Zero the values after each row's end on the last axis: (B, C, F) and B counts -> (B, C, F)."""
+    return x if min(counts) == x.shape[-1] else x.masked_fill(~_valid(counts, x), 0)
 
 
-def _inside(counts: Sequence[int], x: Tensor) -> Tensor:
+def _valid(counts: Sequence[int], x: Tensor) -> Tensor:
     ends = torch.tensor(list(counts)).to(x.device, non_blocking=True)
     return torch.arange(x.shape[-1], device=x.device) < ends[:, None, None]
 
 
-def _standardise(wave: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Mean 0 and variance 1 over each row's own samples, zeros behind them: (B, T) -> (B, T)."""
-    if min(lengths) == wave.shape[1]:
-        x = wave - wave.mean(1, keepdim=True)
+def _standardise(waveform: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Normalise each row to mean 0 and variance 1 over its own samples, zeros after them: (B, T) -> (B, T)."""
+    if min(lengths) == waveform.shape[1]:
+        x = waveform - waveform.mean(1, keepdim=True)
         return x * (x.square().mean(1, keepdim=True) + 1e-7).rsqrt()
-    inside = _inside(lengths, wave)[:, 0]
-    n = torch.tensor(list(lengths)).to(wave.device, non_blocking=True)[:, None]
-    x = wave.masked_fill(~inside, 0)
-    x = (x - x.sum(1, keepdim=True) / n).masked_fill(~inside, 0)
+    valid = _valid(lengths, waveform)[:, 0]
+    n = torch.tensor(list(lengths)).to(waveform.device, non_blocking=True)[:, None]
+    x = waveform.masked_fill(~valid, 0)
+    x = (x - x.sum(1, keepdim=True) / n).masked_fill(~valid, 0)
     return x * (x.square().sum(1, keepdim=True) / n + 1e-7).rsqrt()

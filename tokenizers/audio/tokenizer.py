@@ -1,13 +1,13 @@
-"""Sound -> Tokens: log-mel spectra (Whisper's, AST's) or the wave itself (wav2vec 2.0).
+"""Audio -> Tokens: log-mel spectrograms (Whisper's, AST's) or the waveform itself (wav2vec 2.0).
 
 Notable:
 
-- a raw sound is mono at the front-end's own rate: `read` resamples, so a 48 kHz file cannot pass for a 16 kHz one;
-- only as much of a file is decoded as the front-end takes, so an hour-long file costs no more than a short one;
-- spectra are computed in `forward`, for the whole batch on the model's device, always in float32;
-- one length formula (`grid`) from samples to tokens, used for masks, positions and layers alike.
+- `read` resamples to mono at the tokenizer's own sampling rate, so a 48 kHz file cannot pass for a 16 kHz one;
+- only the first `seconds` of a file are decoded, so an hour-long file costs no more than a short one;
+- `forward` computes spectrograms for the whole batch on the model's device, always in float32;
+- one length formula (`grid`) from samples to tokens serves masks, positions and layers.
 
-Shapes: B sounds, T samples, F frames, M mel bands, N tokens, D width.
+Shapes: B waveforms, T samples, F frames, M mel bands, N tokens, D width.
 """
 
 from __future__ import annotations
@@ -21,23 +21,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worldtokens.errors import InputError
+from worldtokens.parts import settings
+from worldtokens.tokenizers.audio.config import PRESETS, AudioConfig
 from worldtokens.tokenizers.audio.mel import Fbank, LogMel, silence_after
-from worldtokens.tokenizers.audio.read import MAX_RATE, MAX_SAMPLES, MIN_RATE, read_audio, resample
+from worldtokens.tokenizers.audio.read import MAX_SAMPLES, read_audio
+from worldtokens.tokenizers.audio.resample import MAX_RATE, MIN_RATE, resample
 from worldtokens.tokenizers.audio.stems import ConvStem, FrameStem, PatchStem, WaveStem
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.patches import grid_coords, sides, sincos_positions
 from worldtokens.tokens import Tokens
 
-# what a preset says where the caller does not: stem, mel bands, stride of patches, seconds, positions
-PRESETS: dict[str, tuple] = {
-    "whisper": ("conv", 80, None, 30.0, "sincos"),
-    "ast": ("patches", 128, (10, 10), 10.24, "learned"),
-    "waveform": ("wave", None, None, 30.0, "sincos"),
-}
-
 
 class AudioBatch(Batch):
-    """A batch whose wave stays float32 when the rest goes to half precision: bfloat16 would make it 8-bit sound."""
+    """A batch whose waveforms stay float32 when the model is in half precision: bfloat16 has 8 bits of mantissa."""
 
     def to(self, *args, **kwargs) -> AudioBatch:
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
@@ -48,38 +44,35 @@ class AudioBatch(Batch):
 
 
 class AudioTokenizer(Tokenizer):
-    """Sounds -> tokens in reading order of time, all of a sound reading each other (block 0).
+    """Audio -> tokens in order of time, with bidirectional attention within a waveform (block 0).
 
     Presets, each equal to its published front-end in the settings it fills in:
 
     - ``"whisper"``: log-mel, 80 bands, two convolutions, a token every 20 ms (Radford et al. 2022);
     - ``"ast"``: Kaldi's filter bank, 128 bands, patches of 16 x 16 every 10 x 10 (Gong et al. 2021);
-    - ``"waveform"``: seven strided convolutions on the wave, a token every 20 ms (Baevski et al. 2020).
+    - ``"waveform"``: seven strided convolutions on the waveform, a token every 20 ms (Baevski et al. 2020).
 
-    Every sound has its own number of tokens, what batches add is padding; with `fixed` each is filled with silence
-    to exactly `seconds` and all tokens are valid, which is how Whisper and AST were trained. A sound shorter than a
-    window is one token. A token's `pos` is (t, y, 0): its place in time and, for patches, in frequency from low to
-    high; `token_seconds` is the step of t. Class tokens come first, at (0, 0, 0), (0, 0, 1), ...
+    The number of tokens depends on the duration; a batch is padded. A waveform shorter than one window gives one
+    token. A token's `pos` is (t, y, 0): its index in time and, for patches, in frequency from low to high;
+    `token_seconds` is the step of t. Class tokens come first, at (0, 0, 0), (0, 0, 1), ...
 
     Args:
         dim: width D of the tokens.
         preset: ``"whisper"``, ``"ast"`` or ``"waveform"``.
-        rate: Hz that sounds are brought to; published weights want 16,000. Spectra keep windows of 25 ms every
-            10 ms at any rate.
+        sample_rate: Hz to which audio is resampled; published weights expect 16,000. Windows of 25 ms every 10 ms at
+            any sampling rate.
         n_mels: mel bands; None takes the preset's.
-        stem: from spectrum to tokens: ``"frames"`` (a linear layer, a token every 10 ms), ``"conv"`` (Whisper's) or
+        stem: from spectrogram to tokens: ``"frames"`` (a linear layer, a token every 10 ms), ``"conv"`` (Whisper's) or
             ``"patches"`` (AST's); None takes the preset's.
-        patch: (frames, bands) of a patch, or one number.
-        stride: (frames, bands) between patches; None: 10 x 10 for ``"ast"``, else the patch.
-        seconds: the longest sound, the rest is cut off; None: no limit, ``"preset"``: 30, or 10.24 for AST.
-        fixed: fill up every sound to `seconds`.
+        patch: (frames, bands) of a patch, or one number for both.
+        stride: (frames, bands) between patches; None: 10 x 10 for ``"ast"``, otherwise `patch`.
+        seconds: maximum duration, the rest is cut off; None: no limit, ``"preset"``: 30, or 10.24 for AST.
         positions: ``"learned"`` (a table up to `seconds`), ``"sincos"`` (fixed: Whisper's over time, 2-D over
             patches) or ``"none"``; None takes the preset's.
-        class_tokens: learned tokens before the sound; AST has two.
-        width, norm: waveform only, channels and ``"group"`` / ``"layer"`` norm of the convolutions.
+        config: `AudioConfig` or a dict of its fields: class tokens, fixed length, convolutions of the waveform preset.
 
     Raises:
-        InputError: a setting is out of its range or does not go with the others.
+        InputError: a setting is out of range or does not go with the others.
     """
 
     modality = "audio"
@@ -88,75 +81,80 @@ class AudioTokenizer(Tokenizer):
         self,
         dim: int,
         preset: str = "whisper",
-        rate: int = 16000,
+        sample_rate: int = 16000,
         n_mels: int | None = None,
         stem: str | None = None,
         patch: int | tuple[int, int] = 16,
         stride: int | tuple[int, int] | None = None,
         seconds: float | str | None = "preset",
-        fixed: bool = False,
         positions: str | None = None,
-        class_tokens: int = 0,
-        width: int = 512,
-        norm: str = "group",
+        config: AudioConfig | dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         (self.dim,) = sides(dim, 1, "dim")
         self.preset = _one_of("preset", preset, tuple(PRESETS))
-        own_stem, own_mels, own_stride, own_seconds, own_positions = PRESETS[preset]
-        if type(rate) is not int or not MIN_RATE <= rate <= MAX_RATE:
-            raise InputError(f"rate is {rate!r}, expected whole Hz between {MIN_RATE:,} and {MAX_RATE:,}")
-        self.rate, self.fixed = rate, fixed
-        self.positions = _one_of("positions", positions or own_positions, ("learned", "sincos", "none"))
+        default, self.cfg = PRESETS[preset], settings(AudioConfig, config, "config")
+        if type(sample_rate) is not int or not MIN_RATE <= sample_rate <= MAX_RATE:
+            raise InputError(
+                f"sample_rate is {sample_rate!r}, expected whole Hz between {MIN_RATE:,} and {MAX_RATE:,}"
+            )
+        self.sample_rate = sample_rate
+        self.positions = _one_of("positions", positions or default.positions, ("learned", "sincos", "none"))
         stems = ("wave",) if preset == "waveform" else ("frames", "conv", "patches")
-        stem = _one_of(f"stem for the preset {preset!r}", stem or own_stem, stems)
-        seconds = own_seconds if seconds == "preset" else seconds
+        stem = _one_of(f"stem for the preset {preset!r}", stem or default.stem, stems)
+        seconds = default.seconds if seconds == "preset" else seconds
         if seconds is not None and (
-            isinstance(seconds, str | bool) or not 0.01 <= seconds <= MAX_SAMPLES / rate
+            isinstance(seconds, str | bool) or not 0.01 <= seconds <= MAX_SAMPLES / sample_rate
         ):
             raise InputError(
-                f"seconds is {seconds!r}, expected 0.01 to {MAX_SAMPLES // rate:,}, or None for no limit"
+                f"seconds is {seconds!r}, expected 0.01 to {MAX_SAMPLES // sample_rate:,}, or None for no limit"
             )
-        if seconds is None and (fixed or self.positions == "learned"):
-            raise InputError("fixed=True and positions='learned' need a longest sound: give `seconds`")
+        if seconds is None and (self.cfg.fixed_length or self.positions == "learned"):
+            raise InputError(
+                "fixed_length=True and positions='learned' need a maximum duration: give `seconds`"
+            )
 
         if preset == "waveform":
-            self.front = None
-            self.stem = WaveStem(dim, width, norm)
-            self.step, self.max_frames = WaveStem.step, None
-            # samples kept of a sound
-            self.limit = None if seconds is None else round(seconds * rate)
+            self.spectrogram = None
+            self.stem = WaveStem(dim, self.cfg.conv_dim, self.cfg.conv_norm)
+            self.samples_per_token, self.max_frames = WaveStem.step, None
+            self.max_samples = None if seconds is None else round(seconds * sample_rate)
         else:
-            n_mels = own_mels if n_mels is None else sides(n_mels, 1, "n_mels")[0]
-            self.front = (LogMel if preset == "whisper" else Fbank)(rate, n_mels)
-            hop = self.front.hop_length
-            self.max_frames = None if seconds is None else max(1, round(seconds * rate / hop))
-            self.limit = None if seconds is None else self.front.samples(self.max_frames)
+            n_mels = default.n_mels if n_mels is None else sides(n_mels, 1, "n_mels")[0]
+            self.spectrogram = (LogMel if preset == "whisper" else Fbank)(sample_rate, n_mels)
+            hop = self.spectrogram.hop_length
+            self.max_frames = None if seconds is None else max(1, round(seconds * sample_rate / hop))
+            self.max_samples = None if seconds is None else self.spectrogram.samples(self.max_frames)
             if stem == "patches":
                 patch = sides(patch, 2, "patch")
-                stride = sides(stride or own_stride or patch, 2, "stride")
-                self.stem = PatchStem(n_mels, dim, patch, stride, whole=fixed, blank=self.front.blank)
-                self.step = hop * stride[0]
+                stride = sides(stride or default.stride or patch, 2, "stride")
+                self.stem = PatchStem(
+                    n_mels, dim, patch, stride, self.cfg.fixed_length, self.spectrogram.pad_value
+                )
+                self.samples_per_token = hop * stride[0]
             else:
                 self.stem = (FrameStem if stem == "frames" else ConvStem)(n_mels, dim)
-                self.step = hop * (1 if stem == "frames" else 2)
+                self.samples_per_token = hop * (1 if stem == "frames" else 2)
 
         self.pos_embed = self.class_embed = None
         if self.positions == "learned":
-            self.pos_embed = nn.Parameter(torch.empty(*self.grid(self.limit), dim))
+            self.pos_embed = nn.Parameter(torch.empty(*self.grid(self.max_samples), dim))
         elif self.positions == "sincos":
-            self._sincos(torch.zeros(1, 2), 2)  # says so now if dim is too small
-        if class_tokens:
-            (class_tokens,) = sides(class_tokens, 1, "class_tokens")
+            self._sincos(torch.zeros(1, 2), 2)  # raises now if dim is too small
+        if self.cfg.class_tokens:
+            (class_tokens,) = sides(self.cfg.class_tokens, 1, "class_tokens")
             self.class_embed = nn.Parameter(torch.empty(1, class_tokens, dim))
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Convolutions and linear layers: normal with variance 1 / inputs, cut at two sigma (LeCun), bias 0; the wave's
-        own convolutions keep theirs (He); positions and class tokens: normal with deviation 0.02."""
+        """Initialise all weights.
+
+        Convolutions and linear layers: normal with variance 1 / fan-in, truncated at two sigma (LeCun), bias 0; the
+        waveform convolutions keep He's; positions and class tokens: normal with std 0.02.
+        """
         for module in self.stem.modules():
             if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
-                if not (self.front is None and isinstance(module, nn.Conv1d)):
+                if not (self.spectrogram is None and isinstance(module, nn.Conv1d)):
                     std = module.weight[0].numel() ** -0.5
                     nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
                 if module.bias is not None:
@@ -168,75 +166,80 @@ class AudioTokenizer(Tokenizer):
     # ---- lengths -----------------------------------------------------------------------------------------------
 
     def grid(self, samples: int) -> tuple[int, int]:
-        """(columns in time, rows in frequency) of a sound's tokens, class tokens not counted.
+        """(columns in time, rows in frequency) of the tokens of a waveform, without class tokens.
 
         Args:
-            samples: of the sound at this front-end's rate, 1 or more.
+            samples: length at this tokenizer's sampling rate, 1 or more.
         """
-        samples = samples if self.limit is None else min(samples, self.limit)
-        if self.front is None:
-            return self.stem.grid(self.limit if self.fixed else samples)
-        return self.stem.grid(self.max_frames if self.fixed else self.front.frames(samples))
+        samples = samples if self.max_samples is None else min(samples, self.max_samples)
+        fixed = self.cfg.fixed_length
+        if self.spectrogram is None:
+            return self.stem.grid(self.max_samples if fixed else samples)
+        return self.stem.grid(self.max_frames if fixed else self.spectrogram.frames(samples))
 
     def length(self, samples: int) -> int:
-        """How many tokens a sound of so many samples gives, class tokens counted."""
+        """Number of tokens of a waveform of `samples` samples, class tokens included."""
         columns, rows = self.grid(samples)
         return columns * rows + (0 if self.class_embed is None else self.class_embed.shape[1])
 
     @property
     def token_seconds(self) -> float:
         """Seconds from one column of tokens to the next: the unit of `pos`'s t."""
-        return self.step / self.rate
+        return self.samples_per_token / self.sample_rate
 
-    # ---- the three verbs ---------------------------------------------------------------------------------------
+    # ---- read, collate, forward --------------------------------------------------------------------------------
 
-    def read(self, source: Any, rate: int | None = None) -> Tensor:
-        """One sound -> mono float32 (T,) in [-1, 1] at this front-end's rate, cut to `seconds`.
+    def read(self, source: Any, sample_rate: int | None = None) -> Tensor:
+        """One recording -> mono float32 (T,) in [-1, 1] at this tokenizer's sampling rate, cut to `seconds`.
 
         Args:
-            source: a path, bytes or binary file of any kind that FFmpeg knows, clips with sound too; or an array of
-                (time,) or (channels, time) with its `rate`; or the pair (array, rate). See `sound.read_audio`.
-            rate: Hz of a bare array.
+            source: a path, bytes or binary file of any format that FFmpeg decodes, videos with audio included; or an
+                array (time,) or (channels, time) with its `sample_rate`; or the pair (array, sample_rate). See
+                `read_audio`.
+            sample_rate: Hz of a bare array.
 
         Raises:
             InputError: it cannot be read; names the file.
         """
         # a tenth of a second more than is kept, for the resampler's filter
-        most = None if self.limit is None else self.limit / self.rate + 0.1
-        wave, found = read_audio(source, rate, mono=True, seconds=most)
-        if self.limit is None and wave.shape[1] * self.rate > MAX_SAMPLES * found:
-            name = os.fspath(source) if isinstance(source, str | os.PathLike) else "a sound"
+        most = None if self.max_samples is None else self.max_samples / self.sample_rate + 0.1
+        waveform, found = read_audio(source, sample_rate, mono=True, seconds=most)
+        if self.max_samples is None and waveform.shape[1] * self.sample_rate > MAX_SAMPLES * found:
+            name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the waveform"
             raise InputError(
-                f"{name}: {wave.shape[1] / found:.0f} s at {self.rate} Hz is too long to hold; give `seconds`"
+                f"{name}: {waveform.shape[1] / found:.0f} s at {self.sample_rate} Hz do not fit into "
+                f"{MAX_SAMPLES:,} samples; give `seconds`"
             )
-        wave = resample(wave, found, self.rate)[0]
-        # a copy, so that what was cut off is not kept alive nor sent between processes
-        return wave[: self.limit].clone()
+        waveform = resample(waveform, found, self.sample_rate)[0]
+        # a copy, so that what was cut off is not kept in memory nor sent between processes
+        return waveform[: self.max_samples].clone()
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:
-        """Sounds from `read` -> one batch: `wave` (B, T) float32 with silence behind the shorter ones, `lengths` (B
-        sample counts) and `rate`.
+        """Waveforms from `read` -> one batch: `waveform` (B, T) float32, zero-padded on the right, `lengths` (B sample
+        counts) and `sample_rate`.
 
         Raises:
-            InputError: a sound is not a float tensor (T,) with at least one sample, or there is none.
+            InputError: a waveform is not a float tensor (T,) with at least one sample, or there is none.
         """
         if not len(raws):
-            raise InputError("no sound to collate: expected at least one")
+            raise InputError("no waveform to collate: expected at least one")
         for i, raw in enumerate(raws):
             if not isinstance(raw, Tensor) or not raw.is_floating_point() or raw.ndim != 1:
                 found = f"{tuple(raw.shape)} {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
-                raise InputError(f"sound {i} of the batch is {found}, expected float (T,) as read() gives")
+                raise InputError(
+                    f"waveform {i} of the batch is {found}, expected float (T,) as read() returns"
+                )
             if not raw.numel():
-                raise InputError(f"sound {i} of the batch holds no sample; leave the row out")
-        lengths = tuple(len(raw[: self.limit]) for raw in raws)
-        wave = torch.zeros(len(raws), max(lengths))
-        for row, raw, n in zip(wave, raws, lengths, strict=True):
+                raise InputError(f"waveform {i} of the batch has no samples; drop the row")
+        lengths = tuple(len(raw[: self.max_samples]) for raw in raws)
+        waveform = torch.zeros(len(raws), max(lengths))
+        for row, raw, n in zip(waveform, raws, lengths, strict=True):
             row[:n] = raw[:n]
-        return AudioBatch(wave=wave, lengths=lengths, rate=self.rate)
+        return AudioBatch(waveform=waveform, lengths=lengths, sample_rate=self.sample_rate)
 
     def forward(self, batch: Batch | Tensor) -> Tokens:
-        """A batch from `collate`, or waves of one length (B, T) at this front-end's rate -> tokens (B, N, dim)."""
-        x, counts = self._prepared(batch)
+        """A batch from `collate`, or waveforms of one length (B, T) at this sampling rate -> tokens (B, N, dim)."""
+        x, counts = self._stem_input(batch)
         grids = [self.stem.grid(n) for n in counts]
         x = self.stem(x, counts)
         columns, rows = max(grids)
@@ -251,49 +254,57 @@ class AudioTokenizer(Tokenizer):
             extra = self.class_embed.shape[1]
             x = torch.cat([self.class_embed.to(x.dtype).expand(len(x), -1, -1), x], 1)
             pos = functional.pad(pos, (0, 0, extra, 0))
-            pos[:extra, 2] = torch.arange(extra, device=x.device)  # sounds leave x free: no two share a place
+            pos[:extra, 2] = torch.arange(
+                extra, device=x.device
+            )  # audio has no x axis: positions stay distinct
         lengths = [columns * rows + extra for columns, rows in grids]
         return self.wrap(x, lengths, "bidirectional", pos=pos.expand(len(x), -1, -1))
 
-    # ---- inside ------------------------------------------------------------------------------------------------
-
     def features(self, batch: Batch | Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """The spectra that the stem sees: (B, F, M) float32 and the B frame counts.
+        """Input of the stem: spectrograms (B, F, M) float32 and the B frame counts.
 
         Raises:
-            InputError: the preset is ``"waveform"``, which has none.
+            InputError: the preset is ``"waveform"``, which computes no spectrogram.
         """
-        if self.front is None:
-            raise InputError("the preset 'waveform' has no spectrum; its layers read the wave itself")
-        return self._prepared(batch)
+        if self.spectrogram is None:
+            raise InputError("the preset 'waveform' has no spectrogram; its stem takes the waveform itself")
+        return self._stem_input(batch)
 
-    def _prepared(self, batch: Batch | Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """What goes into the stem, and how much of each row of it is real."""
+    def _stem_input(self, batch: Batch | Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Spectrograms or waveforms, and the number of valid frames or samples of each row."""
         if isinstance(batch, Tensor):
-            batch = Batch(wave=batch, lengths=(batch.shape[-1],) * len(batch), rate=self.rate)
-        wave, lengths = batch["wave"], batch["lengths"]
-        if batch["rate"] != self.rate:
-            raise InputError(f"the batch is at {batch['rate']} Hz, this front-end at {self.rate} Hz")
+            batch = Batch(
+                waveform=batch, lengths=(batch.shape[-1],) * len(batch), sample_rate=self.sample_rate
+            )
+        waveform, lengths = batch["waveform"], batch["lengths"]
+        if batch["sample_rate"] != self.sample_rate:
+            raise InputError(
+                f"the batch is at {batch['sample_rate']} Hz, this tokenizer at {self.sample_rate} Hz"
+            )
         if (
-            wave.ndim != 2
-            or len(lengths) != len(wave)
-            or not 1 <= min(lengths) <= max(lengths) <= wave.shape[1]
+            waveform.ndim != 2
+            or len(lengths) != len(waveform)
+            or not 1 <= min(lengths) <= max(lengths) <= waveform.shape[1]
         ):
             raise InputError(
-                f"wave is {tuple(wave.shape)} and lengths {lengths}, expected (B, T) and B counts up to T"
+                f"waveform is {tuple(waveform.shape)} and lengths {lengths}, expected (B, T) and B counts up to T"
             )
-        if self.limit is not None:
-            lengths = tuple(min(n, self.limit) for n in lengths)
-        wave = wave[:, : max(lengths)]
-        if self.fixed and not isinstance(self.front, Fbank):
-            wave = functional.pad(silence_after(wave, lengths), (0, self.limit - wave.shape[1]))
-            lengths = (self.limit,) * len(wave)
-        if self.front is None:
-            return wave, lengths
-        x, counts = self.front(wave, lengths), tuple(self.front.frames(n) for n in lengths)
-        if self.fixed and isinstance(self.front, Fbank):  # AST fills up the spectrum, not the wave
-            x = functional.pad(x, (0, 0, 0, self.max_frames - x.shape[1]), value=self.front.blank)
-            counts = (self.max_frames,) * len(wave)
+        fixed = self.cfg.fixed_length
+        if self.max_samples is not None:
+            lengths = tuple(min(n, self.max_samples) for n in lengths)
+        waveform = waveform[:, : max(lengths)]
+        if fixed and not isinstance(self.spectrogram, Fbank):
+            waveform = functional.pad(
+                silence_after(waveform, lengths), (0, self.max_samples - waveform.shape[1])
+            )
+            lengths = (self.max_samples,) * len(waveform)
+        if self.spectrogram is None:
+            return waveform, lengths
+        x = self.spectrogram(waveform, lengths)
+        counts = tuple(self.spectrogram.frames(n) for n in lengths)
+        if fixed and isinstance(self.spectrogram, Fbank):  # AST pads the spectrogram, not the waveform
+            x = functional.pad(x, (0, 0, 0, self.max_frames - x.shape[1]), value=self.spectrogram.pad_value)
+            counts = (self.max_frames,) * len(waveform)
         return x, counts
 
     def _sincos(self, coords: Tensor, rows: int) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from worldtokens.errors import InputError
-from worldtokens.tokenizers.audio.read import check_promise, open_media
+from worldtokens.tokenizers.audio.container import check_truncated, open_media
 
 MAX_FRAME_PIXELS = 1 << 26  # twice 8K
 MAX_BYTES = 1 << 30  # of all frames of a clip
@@ -104,7 +104,7 @@ def read_video(
     container, file = open_media(source, name)
     try:
         film = _Film(container, name)
-        check_promise(container, film.stream, file or source, name)
+        check_truncated(container, film.stream, file or source, name)
         return film.take(sampling, size)
     except _BROKEN as e:
         if isinstance(e, InputError):

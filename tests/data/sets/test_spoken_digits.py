@@ -53,7 +53,7 @@ def test_a_row_is_a_sound_that_can_be_said_again(rows):
     again = spoken.say(row["text"], f"{row['accent']}+{row['voice']}", row["speed"], row["pitch"])
     assert again == row["audio"]
     assert len(sound(spoken.say("seven", speed=100))) > 1.4 * len(sound(spoken.say("seven", speed=220)))
-    read = wt.AudioTokenizer(8, rate=22050, positions="none").read(row["audio"])
+    read = wt.AudioTokenizer(8, sample_rate=22050, positions="none").read(row["audio"])
     assert np.abs(read.numpy() * 32768 - wave_).max() < 1
 
 

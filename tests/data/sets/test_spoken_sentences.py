@@ -41,5 +41,5 @@ def test_a_row_is_read_as_sound():
     import worldtokens as wt
 
     row = samples.open("spoken_sentences", split="test")[0]
-    wave = wt.AudioTokenizer(dim=16, rate=11025, n_mels=20).read(row["audio"])
+    wave = wt.AudioTokenizer(dim=16, sample_rate=11025, n_mels=20).read(row["audio"])
     assert 0.5 < len(wave) / 11025 < 8 and wave.abs().max() > 0.05

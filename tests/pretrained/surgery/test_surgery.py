@@ -406,7 +406,7 @@ def test_a_pattern_that_names_nothing_tells_what_is_near():
 class GivenSpectrum(nn.Module):
     """Stands for the filter bank: gives a spectrum that is known."""
 
-    hop_length, blank = 160, 0.0
+    hop_length, pad_value = 160, 0.0
 
     def __init__(self, spectrum: torch.Tensor) -> None:
         super().__init__()
@@ -426,13 +426,13 @@ def test_a_picture_trunk_reads_a_spectrum_as_a_grey_picture(channels):
     front = wt.ImageTokenizer(24, patch=8, size=(32, 48), class_token=True)
     vit = randomised(wt.Classifier(front, wt.Transformer(24, 2, 4), 5))
     sounds = wt.AudioTokenizer(
-        24, preset="ast", n_mels=32, patch=8, stride=8, seconds=0.48, class_tokens=1, fixed=False
+        24, preset="ast", n_mels=32, patch=8, stride=8, seconds=0.48, config={"class_tokens": 1}
     )
     assert wt.adapt_tokenizer(front, sounds, channels) is sounds
     model = wt.Classifier(sounds, vit.trunk, 5, pool="first").eval()
     model.head.load_state_dict(vit.head.state_dict())
     grey = torch.randn(2, 1, 32, 48, generator=torch.Generator().manual_seed(4))
-    sounds.front, sounds.limit = GivenSpectrum(grey[:, 0].mT), None
+    sounds.spectrogram, sounds.max_samples = GivenSpectrum(grey[:, 0].mT), None
     x = grey.expand(-1, 3, -1, -1) / (1 if channels == "sum" else 3)
     with torch.no_grad():
         want = vit({"image": x})
@@ -445,7 +445,9 @@ def test_a_real_sound_through_a_picture_trunk():
     """ViT's shape at AST's settings: positions are those of the 14 x 14 grid stretched to 12 x 101, and it trains."""
     front = wt.ImageTokenizer(24, patch=16, size=224, class_token=True)
     vit = randomised(wt.Classifier(front, wt.Transformer(24, 1, 4), 5))
-    sounds = wt.adapt_tokenizer(front, wt.AudioTokenizer(24, preset="ast", class_tokens=2, fixed=True))
+    sounds = wt.adapt_tokenizer(
+        front, wt.AudioTokenizer(24, preset="ast", config={"class_tokens": 2, "fixed_length": True})
+    )
     want = resample_abs_pos_embed(front.pos_embed.detach().flatten(0, 1)[None], [12, 101], [14, 14], 0)
     torch.testing.assert_close(
         sounds.pos_embed.transpose(0, 1).flatten(0, 1)[None].detach(), want, atol=1e-5, rtol=0

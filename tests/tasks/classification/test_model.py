@@ -322,7 +322,7 @@ def test_the_confusion_picture_is_dark_where_classes_are_told_right(tmp_path):
 
 
 def AUDIO():
-    return wt.AudioTokenizer(32, rate=8000, n_mels=20, seconds=1.0)
+    return wt.AudioTokenizer(32, sample_rate=8000, n_mels=20, seconds=1.0)
 
 
 SOUNDS = [
@@ -388,7 +388,7 @@ def test_another_front_end_is_one_line_of_a_recipe(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     monkeypatch.chdir(tmp_path)
     line = next(line for line in RECIPE.splitlines() if "tokenizer:" in line)
-    sound = "    tokenizer: {class: worldtokens.AudioTokenizer, args: {dim: 32, rate: 8000, n_mels: 20, seconds: 1}}"
+    sound = "    tokenizer: {class: worldtokens.AudioTokenizer, args: {dim: 32, sample_rate: 8000, n_mels: 20, seconds: 1}}"
     for name, text in (("image", RECIPE), ("audio", RECIPE.replace(line, sound))):
         (tmp_path / f"{name}.yaml").write_text(text)
         recipe = Recipe.read(f"{name}.yaml", ["--train.out", name])

@@ -13,7 +13,7 @@ from worldtokens.tasks.seq2seq.alignment import words
 from worldtokens.tasks.seq2seq.context import beside, spread
 
 WORDS = ["a", "red", "blue", "green", "ball", "cube", "star", "moon", "on", "under", "the", "table", "tree"]
-RATE = 16000
+SAMPLE_RATE = 16000
 
 
 def text_front(dim=32, **options):
@@ -45,7 +45,7 @@ def picture(seed=0):
 
 
 def sound(seed=0, n=4000):
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).numpy() * 0.1, RATE
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).numpy() * 0.1, SAMPLE_RATE
 
 
 def batch_of(model, rows):
@@ -246,10 +246,10 @@ def tones(n, seed):
     pitch = {"red": 300.0, "blue": 900.0, "green": 2500.0}
     for _ in range(n):
         colour, side = rng.choice(sorted(pitch)), rng.choice(["table", "tree"])
-        t = torch.arange(4000) / RATE
+        t = torch.arange(4000) / SAMPLE_RATE
         wave = 0.5 * torch.sin(2 * torch.pi * pitch[colour] * t + rng.random() * 6)
         wave[(2000 if side == "table" else 0) :][:2000] = 0
-        rows.append({"audio": (wave.numpy(), RATE), "text": f"a {colour} ball on the {side}"})
+        rows.append({"audio": (wave.numpy(), SAMPLE_RATE), "text": f"a {colour} ball on the {side}"})
     return rows
 
 
@@ -292,7 +292,7 @@ def test_another_front_end_is_one_line_of_the_recipe(tmp_path):
         with wave.open(str(tmp_path / f"{i}.wav"), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
-            file.setframerate(RATE)
+            file.setframerate(SAMPLE_RATE)
             file.writeframes((torch.tensor(sound(i)[0]) * 20000).short().numpy().tobytes())
         (tmp_path / f"{i}.txt").write_text(f"{WORDS[i]} ball on the table")
     lines = (RECIPES / "caption_emoji.yaml").read_text().splitlines()
@@ -315,7 +315,7 @@ def test_words_of_unheard_voices_are_written_down(tmp_path):
     train, test = (wt.samples.open("spoken_digits", split=side) for side in ("train", "test"))
     torch.manual_seed(0)
     text = wt.TextTokenizer.train(train.texts(), vocab_size=270, dim=64, context=8)
-    front = wt.AudioTokenizer(64, rate=11025, n_mels=40, stem="patches", patch=(6, 40), seconds=1.5)
+    front = wt.AudioTokenizer(64, sample_rate=11025, n_mels=40, stem="patches", patch=(6, 40), seconds=1.5)
     model = wt.Captioner(
         {"audio": front, "text": text},
         encoder=wt.Transformer(64, 2, 2, rope=1),
