@@ -110,7 +110,7 @@ def test_unknown_commands_get_a_hint(capsys):
 def test_train_says_what_it_wants(capsys):
     assert cli.run(["train", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "clip_emoji" in out and "--optim.lr" in out and "highest learning rate" in out
+    assert "clip_emoji" in out and "--optim.lr" in out and "--resume" in out
     assert cli.run(["train", "--optim.lr", "1"]) == 2
     assert "the recipe comes first" in capsys.readouterr().err
     assert cli.run(["train", "clip_emoji", "--optim.lrr", "1"]) == 2

@@ -58,10 +58,10 @@ def test_the_readme_is_one_screen_then_details():
 
 def test_the_commands_of_the_readme_exist():
     from worldtokens.cli import COMMANDS
-    from worldtokens.training.recipe import shipped
+    from worldtokens.training.recipe import shipped_recipes
 
     shell = "\n".join(re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
     assert set(re.findall(r"^worldtokens (\w+)", shell, re.MULTILINE)) <= set(COMMANDS)
-    assert set(re.findall(r"worldtokens train (\w+)", shell)) <= set(shipped())
+    assert set(re.findall(r"worldtokens train (\w+)", shell)) <= set(shipped_recipes())
     targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(re.findall(r"^make ([\w-]+)", shell, re.MULTILINE)) <= set(targets)

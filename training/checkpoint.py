@@ -1,10 +1,10 @@
-"""What a run leaves on disk: `<out>/best` and `<out>/last`, both models that `wt.load` reads.
+"""Checkpoints of a run: `<out>/best` and `<out>/last`, both loadable with `wt.load`.
 
-`last` also holds what the run needs to go on: `state.safetensors` (AdamW's moments, averaged weights) and
-`state.json` (step, best so far, settings). A folder appears whole or not at all: it is written beside its
-place, flushed, and renamed; the one before stays until then. Nothing is pickled.
+`last` also holds what a resumed run needs: `state.safetensors` (AdamW's moments, EMA weights) and `state.json`
+(step, best metrics, settings). Folders are replaced atomically: the new one is written beside the target, flushed
+and renamed; the old one stays until then. Nothing is pickled.
 
-No random state is saved, since the loop draws each step's from (seed, step): see `loop`.
+No random state is saved, because the loop seeds each step from (seed, step): see `loop`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 from worldtokens.errors import InputError
 from worldtokens.parts import WEIGHTS, clean_name, load_strictly
 from worldtokens.tasks.base import Task
-from worldtokens.training.optim import Average
+from worldtokens.training.optim import EMA
 
 STATE, TENSORS = "state.json", "state.safetensors"
 
 
-def write_folder(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Replace a folder by one that `fill(folder)` writes; if that fails or is killed, the old one stays."""
-    part, old = _beside(target, "part"), _beside(target, "old")
+def replace_folder(target: Path, fill: Callable[[Path], Any]) -> None:
+    """Replace a folder atomically by what `fill(folder)` writes; if that fails or is killed, the old folder stays."""
+    part, old = _sibling(target, "part"), _sibling(target, "old")
     target.parent.mkdir(parents=True, exist_ok=True)
     recover(target)
     shutil.rmtree(part, ignore_errors=True)
@@ -51,18 +51,18 @@ def write_folder(target: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def recover(target: Path) -> None:
-    """Put the old folder back if the writer was killed between its two renames."""
-    old = _beside(target, "old")
+    """Restore the old folder if the writer was killed between its two renames."""
+    old = _sibling(target, "old")
     if old.exists() and not target.exists():
         os.replace(old, target)
 
 
-def _beside(target: Path, word: str) -> Path:
-    return target.with_name(f".{target.name}.{word}")
+def _sibling(target: Path, suffix: str) -> Path:
+    return target.with_name(f".{target.name}.{suffix}")
 
 
 def _flush(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
+    if os.name == "nt" and path.is_dir():  # Windows cannot open a folder
         return
     fd = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
@@ -71,47 +71,50 @@ def _flush(path: Path) -> None:
         os.close(fd)
 
 
-def claim(out: Path, resume: bool, overwrite: bool, main: bool = True) -> None:
-    """Make sure that a new run does not write over another one unasked.
+def prepare_output(out: Path, resume: bool, overwrite: bool, main: bool = True) -> None:
+    """Check that a new run does not overwrite an existing one; with `overwrite`, delete that one.
+
+    Args:
+        main: this is rank 0, which deletes.
 
     Raises:
-        InputError: `out` holds a run, and neither going on with it nor replacing it was asked for.
+        InputError: `out` holds a run, and neither `resume` nor `overwrite` is set.
     """
     recover(out / "last")
     if resume or not (out / "last").exists():
         return
     if not overwrite:
         raise InputError(
-            f"{out} holds a run already: go on with it (--resume), replace it (--train.overwrite true), or give "
-            "another train.out"
+            f"{out} already holds a run: continue it (--resume), replace it (--train.overwrite true), or set another "
+            "train.out"
         )
     if main:
         for name in ("best", "last", "logs"):
             shutil.rmtree(out / name, ignore_errors=True)
 
 
-def save_best(out: Path, task: Task, figures: dict[str, float], step: int) -> None:
-    """`<out>/best`: the model and, in `figures.json`, what it reached and when."""
+def save_best(out: Path, task: Task, metrics: dict[str, float], step: int) -> None:
+    """Write `<out>/best`: the model, and its step and metrics in `metrics.json`."""
 
     def fill(folder: Path) -> None:
         task.save(folder)
-        (folder / "figures.json").write_text(json.dumps({"step": step, **figures}, indent=2) + "\n")
+        (folder / "metrics.json").write_text(json.dumps({"step": step, **metrics}, indent=2) + "\n")
 
-    write_folder(out / "best", fill)
+    replace_folder(out / "best", fill)
 
 
 def save_last(
-    out: Path, task: Task, optimizer: torch.optim.Optimizer, average: Average | None, state: dict[str, Any]
+    out: Path, task: Task, optimizer: torch.optim.Optimizer, average: EMA | None, state: dict[str, Any]
 ) -> None:
-    """`<out>/last`: the model and all that going on needs.
+    """Write `<out>/last`: the model, the optimizer's moments and the state of the run.
 
     Args:
-        state: plain values, as `json` holds them.
+        state: JSON-serialisable values.
     """
     tensors = {}
     for name, param in _trainable(task).items():
         tensors |= {f"optimizer/{key}/{name}": v for key, v in optimizer.state.get(param, {}).items()}
-        if average is not None:  # the model's own file holds the averaged weights then
+        if average is not None:  # then the model's own file holds the averaged weights
             tensors[f"weights/{name}"] = param.detach()
             tensors[f"average/{name}"] = average.values[name]
 
@@ -126,32 +129,32 @@ def save_last(
         save_file({k: v.contiguous().cpu() for k, v in tensors.items()}, folder / TENSORS)
         (folder / STATE).write_text(json.dumps(state, indent=2) + "\n")
 
-    write_folder(out / "last", fill)
+    replace_folder(out / "last", fill)
 
 
 def read_state(out: Path) -> dict[str, Any]:
-    """The plain part of `<out>/last`.
+    """Read `<out>/last/state.json`.
 
     Raises:
-        InputError: there is nothing to resume.
+        InputError: there is no run to resume, or the file is damaged.
     """
     recover(out / "last")
     try:
         return json.loads((out / "last" / STATE).read_text())
     except FileNotFoundError as e:
         raise InputError(
-            f"nothing to resume: {out / 'last' / STATE} does not exist. Start without resume, or give the `out` "
-            "folder of the run to go on with"
+            f"nothing to resume: {out / 'last' / STATE} does not exist. Start without resume, or set train.out to the "
+            "folder of the run to resume"
         ) from e
     except ValueError as e:
         raise InputError(f"{out / 'last' / STATE} is damaged: {e}") from e
 
 
-def restore(out: Path, task: Task, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
-    """Put model, moments and averaged weights back as `save_last` found them, to the bit.
+def restore(out: Path, task: Task, optimizer: torch.optim.Optimizer, average: EMA | None) -> None:
+    """Load weights, moments and EMA weights as `save_last` wrote them, bit for bit.
 
     Raises:
-        InputError: the saved run is of another model, or with or without averaging unlike this one.
+        InputError: the checkpoint belongs to another model, or only one of the two runs uses `optim.ema`.
     """
     from safetensors import safe_open
 
@@ -160,25 +163,27 @@ def restore(out: Path, task: Task, optimizer: torch.optim.Optimizer, average: Av
         weights = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
         alias = json.loads((f.metadata() or {}).get("alias", "{}"))
     load_strictly(
-        task, weights | {name: weights[kept] for name, kept in alias.items()}, str(folder / WEIGHTS)
+        task, weights | {name: weights[first] for name, first in alias.items()}, str(folder / WEIGHTS)
     )
     with safe_open(folder / TENSORS, "pt") as f:
         tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
     if any(k.startswith("average/") for k in tensors) != (average is not None):
-        raise InputError(f"{folder} was saved with{'out' * (average is not None)} optim.ema: resume it so")
+        raise InputError(
+            f"{folder} was saved with{'out' * (average is not None)} optim.ema: resume it with the same setting"
+        )
     params = _trainable(task)
     states: dict[int, dict[str, Tensor]] = {}
-    numbers = {id(p): i for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+    indices = {id(p): i for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
     for full, value in tensors.items():
         kind, _, name = full.partition("/")
         if kind == "optimizer":
             key, _, name = name.partition("/")
         if name not in params:
-            raise InputError(f"{folder / TENSORS} holds {full}, but {name} is not trained in this run")
+            raise InputError(f"{folder / TENSORS} holds {full}, but {name} is not trainable in this run")
         with torch.no_grad():
             if kind == "optimizer":
-                like = torch.empty_like(params[name]).copy_(value) if value.ndim else value
-                states.setdefault(numbers[id(params[name])], {})[key] = like
+                moment = torch.empty_like(params[name]).copy_(value) if value.ndim else value
+                states.setdefault(indices[id(params[name])], {})[key] = moment
             elif kind == "weights":
                 params[name].copy_(value)
             else:

@@ -1,8 +1,8 @@
-"""From rows to batches: what batch number k holds is a pure function of (seed, k).
+"""Training batches from rows: the content of batch k is a pure function of (seed, k).
 
-Notable here: nothing depends on the number of workers or on what was read before, so N workers give what none
-give, and a resumed run needs no saved reading position but its step. Order comes from (seed, epoch); the
-draw of a caption and the augmentation of a row from (seed, epoch, row).
+Notable here: batches do not depend on the number of workers or on earlier reads. So any number of workers gives the
+same batches, and a resumed run needs only its step. The row order is seeded by (seed, epoch); the choice of a caption
+and the augmentation of a row by (seed, epoch, row).
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ from worldtokens.tasks.base import Task
 from worldtokens.tokenizers.base import Batch
 
 Augment = Mapping[str, Callable[[Tensor], Tensor]]
-Bad = tuple[tuple[int, str], ...]  # (row number, why it cannot be used)
+BadRows = tuple[tuple[int, str], ...]  # (row number, why it cannot be used)
 
 
-def mix(*numbers: int) -> int:
-    """One 63-bit seed from several whole numbers; near numbers give unrelated seeds."""
+def combine_seeds(*numbers: int) -> int:
+    """One 63-bit seed from several integers, by hashing; similar numbers give unrelated seeds."""
     data = struct.pack(f"<{len(numbers)}q", *numbers)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def seed_all(seed: int) -> None:
-    """Seed every global generator that a module or a transform may draw from."""
+    """Seed the global generators of torch, NumPy and Python."""
     torch.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
 
 @contextlib.contextmanager
-def generators_kept() -> Iterator[None]:
-    """Global CPU generators are as they were when this ends."""
-    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
+def preserve_rng_state() -> Iterator[None]:
+    """Restore the global CPU generators of torch, NumPy and Python at exit."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])
-        random.setstate(kept[2])
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Which rows are in which batch.
 
-    Args:
-        rows: how many there are.
-        batch: rows of one optimizer step, over all processes and the whole accumulation.
-        gradient_accumulation_steps: parts that a step's rows are worked through in, one after another.
-        ranks: processes.
-        rank: this one.
-        seed: of the order.
+    An epoch is all whole batches of a shuffled order; the remaining rows are dropped, other ones in each epoch. Every
+    process makes the same number of steps.
 
-    An epoch is all whole batches of a shuffled order; the rest of the rows waits for another epoch's order.
-    Every process makes the same number of steps.
+    Args:
+        rows: number of training rows.
+        batch: rows per optimizer step, over all processes and micro-batches.
+        gradient_accumulation_steps: micro-batches per optimizer step.
+        ranks: number of processes.
+        rank: this process.
+        seed: seed of the row order.
 
     Raises:
-        InputError: the batch cannot be dealt out evenly, or there are fewer rows than one batch.
+        InputError: the batch is not divisible into equal micro-batches, or there are fewer rows than one batch.
     """
 
     rows: int
@@ -85,17 +85,19 @@ class Plan:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.gradient_accumulation_steps < 1:
             raise InputError(
-                f"batch_size={self.batch}, gradient_accumulation_steps={self.gradient_accumulation_steps}: both must be 1 or more"
+                f"batch_size={self.batch}, gradient_accumulation_steps={self.gradient_accumulation_steps}: both must "
+                "be 1 or more"
             )
         if self.batch % (self.gradient_accumulation_steps * self.ranks):
             raise InputError(
-                f"batch_size={self.batch} cannot be dealt out to gradient_accumulation_steps={self.gradient_accumulation_steps} x "
-                f"{self.ranks} processes: make it a multiple of {self.gradient_accumulation_steps * self.ranks}"
+                f"batch_size={self.batch} is not divisible by gradient_accumulation_steps="
+                f"{self.gradient_accumulation_steps} x {self.ranks} processes: make it a multiple of "
+                f"{self.gradient_accumulation_steps * self.ranks}"
             )
         if self.rows < self.batch:
             raise InputError(
-                f"there are {self.rows} training rows, fewer than one batch of {self.batch}: give more rows, or "
-                f"set batch_size to {self.rows} or less"
+                f"there are {self.rows} training rows, fewer than one batch of {self.batch}: add rows, or set batch_size "
+                f"to {self.rows} or less"
             )
 
     @property
@@ -103,27 +105,27 @@ class Plan:
         return self.rows // self.batch
 
     def order(self, epoch: int) -> Tensor:
-        """(rows,) int64: this epoch's order."""
-        generator = torch.Generator().manual_seed(mix(self.seed, 1, epoch))
+        """Row numbers of an epoch in their order, (rows,) int64."""
+        generator = torch.Generator().manual_seed(combine_seeds(self.seed, 1, epoch))
         return torch.randperm(self.rows, generator=generator)
 
-    def place(self, k: int) -> tuple[int, slice, slice]:
-        """Of micro-batch k: its epoch, and in that epoch's order the step's rows and this process's own."""
-        step, part = divmod(k, self.gradient_accumulation_steps)
-        epoch, at = divmod(step, self.steps_per_epoch)
-        own = self.batch // (self.gradient_accumulation_steps * self.ranks)
-        first = at * self.batch + (part * self.ranks + self.rank) * own
-        return epoch, slice(at * self.batch, (at + 1) * self.batch), slice(first, first + own)
+    def locate(self, k: int) -> tuple[int, slice, slice]:
+        """Micro-batch k -> (epoch, the step's slice of that epoch's order, this process's slice of it)."""
+        step, micro = divmod(k, self.gradient_accumulation_steps)
+        epoch, index = divmod(step, self.steps_per_epoch)
+        size = self.batch // (self.gradient_accumulation_steps * self.ranks)
+        first = index * self.batch + (micro * self.ranks + self.rank) * size
+        return epoch, slice(index * self.batch, (index + 1) * self.batch), slice(first, first + size)
 
 
-class _Remembering:
-    """A front-end whose `read` keeps the raws of files and bytes that it has read, up to a budget.
+class _CachingTokenizer:
+    """A front-end whose `read` caches the raw tensors of files and bytes, up to a budget of bytes.
 
-    Augmentation works on a copy, so that an in-place transform cannot change what is kept.
+    `read` returns a copy, so that an in-place augmentation cannot change the cache.
     """
 
     def __init__(self, tokenizer: Any, budget: list[int]) -> None:
-        self.tokenizer, self.budget, self.kept = tokenizer, budget, {}
+        self.tokenizer, self.budget, self.cached = tokenizer, budget, {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "tokenizer" not in self.__dict__:
@@ -133,7 +135,7 @@ class _Remembering:
     def read(self, source: Any) -> Tensor:
         if not isinstance(source, str | bytes | os.PathLike):
             return self.tokenizer.read(source)
-        raw = self.kept.get(source)
+        raw = self.cached.get(source)
         if raw is not None:
             return raw.clone()
         raw = self.tokenizer.read(source)
@@ -141,67 +143,67 @@ class _Remembering:
             size = raw.nbytes + (len(source) if isinstance(source, bytes) else 0) + 512
             if size <= self.budget[0]:
                 self.budget[0] -= size
-                self.kept[source] = raw.clone()
+                self.cached[source] = raw.clone()
         return raw
 
 
-def _remembering(task: Task, budget: int) -> Task:
-    """The same task, its weights shared, seen through front-ends that remember what they read."""
-    left = [budget]
+def _with_cache(task: Task, budget: int) -> Task:
+    """A shallow copy of the task, its weights shared, whose front-ends cache what they read."""
+    shared_budget = [budget]
     twin = copy.copy(task)
     twin.__dict__["_modules"] = {n: m for n, m in task._modules.items() if n != "tokenizers"}
-    twin.__dict__["tokenizers"] = {n: _Remembering(t, left) for n, t in task.tokenizers.items()}
+    twin.__dict__["tokenizers"] = {n: _CachingTokenizer(t, shared_budget) for n, t in task.tokenizers.items()}
     return twin
 
 
 class Batches(torch.utils.data.Dataset):
-    """`batches[k]` is micro-batch k of a run, read and collated, with the rows that could not be used.
+    """Map-style dataset of micro-batches: `batches[k]` is (collated batch or None, rows that could not be used).
 
-    A row that raises InputError gives its place to another that is not in the step, drawn from (seed, epoch,
-    row), so that batches keep their size and processes stay even.
+    A row that raises InputError is replaced by another one that is not in the step, drawn from (seed, epoch, row). So
+    batches keep their size and all processes have equal ones.
 
     Args:
-        task: reads and collates.
+        task: reads and collates the rows.
         rows: a sequence of dicts.
         plan: which rows are in which batch.
-        augment: by column, what is done with a raw tensor.
-        cache: bytes of raw tensors to keep in memory, 0 for none.
+        augment: by column, a transform of the raw tensor.
+        cache: bytes of raw tensors to cache in memory, 0 for none.
     """
 
-    TRIES = 16  # other rows tried in the place of one that cannot be used
+    TRIES = 16  # replacement rows tried for a bad row
 
     def __init__(
         self,
         task: Task,
         rows: Sequence[Mapping[str, Any]],
-        plan: Plan,
+        plan: BatchPlan,
         augment: Augment | None = None,
         cache: int = 0,
     ) -> None:
         self.task, self.rows, self.plan, self.augment = task, rows, plan, augment
-        self._reader = _remembering(task, cache) if cache else task
+        self._reader = _with_cache(task, cache) if cache else task
         self._order: tuple[int, Tensor] | None = None
         self._bad: dict[int, str] = {}
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch * self.plan.gradient_accumulation_steps
 
-    def __getitem__(self, k: int) -> tuple[Batch | None, Bad]:
-        epoch, whole, own = self.plan.place(k)
+    def __getitem__(self, k: int) -> tuple[Batch | None, BadRows]:
+        epoch, step_slice, own_slice = self.plan.locate(k)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, self.plan.order(epoch)
         order = self._order[1]
-        taken = set(order[whole].tolist())
+        taken = set(order[step_slice].tolist())
         bad: dict[int, str] = {}
-        with generators_kept():
-            read = [self._read_or_other(i, epoch, taken, bad) for i in order[own].tolist()]
+        with preserve_rng_state():
+            read = [self._read_or_replace(i, epoch, taken, bad) for i in order[own_slice].tolist()]
             batch = self._collate([r for r in read if r is not None], bad)
         return batch, tuple(bad.items())
 
-    def _read_or_other(
+    def _read_or_replace(
         self, i: int, epoch: int, taken: set[int], bad: dict[int, str]
     ) -> tuple[int, dict] | None:
-        others = random.Random(mix(self.plan.seed, 3, epoch, i))
+        replacements = random.Random(combine_seeds(self.plan.seed, 3, epoch, i))
         tries = self.TRIES if len(self.rows) > len(taken) else 0
         while True:
             try:
@@ -211,7 +213,7 @@ class Batches(torch.utils.data.Dataset):
             i = None
             while i is None and tries:
                 tries -= 1
-                other = others.randrange(len(self.rows))
+                other = replacements.randrange(len(self.rows))
                 i = other if other not in taken else None
             if i is None:
                 return None
@@ -219,7 +221,7 @@ class Batches(torch.utils.data.Dataset):
     def _read(self, i: int, epoch: int) -> dict[str, Any]:
         if i in self._bad:
             raise InputError(self._bad[i])
-        seed = mix(self.plan.seed, 2, epoch, i)
+        seed = combine_seeds(self.plan.seed, 2, epoch, i)
         if self.augment:
             torch.default_generator.manual_seed(seed)
             np.random.seed(seed & 0xFFFFFFFF)
@@ -233,7 +235,7 @@ class Batches(torch.utils.data.Dataset):
             return self.task.collate([raws for _, raws in read])
         except InputError:
             good = []
-            for i, raws in read:  # which of them is it?
+            for i, raws in read:  # find the row that fails
                 try:
                     self.task.collate([raws])
                     good.append((i, raws))
@@ -245,17 +247,17 @@ class Batches(torch.utils.data.Dataset):
 
 
 def _start_worker(_: int) -> None:
-    # Ctrl-C reaches the whole process group, and the loop still needs its batches to end the step and save
+    # Ctrl-C reaches the whole process group, but the loop still needs batches to finish the step and save
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def stream(
+def iterate_batches(
     batches: Batches, first: int, end: int, workers: int, pin: bool = False
-) -> Iterator[tuple[Batch | None, Bad]]:
-    """Micro-batches first..end-1 in order, read by that many worker processes (0: in this one).
+) -> Iterator[tuple[Batch | None, BadRows]]:
+    """Micro-batches first..end-1 in order, loaded by `workers` processes (0: in this one).
 
-    One set of workers serves the whole run, so epochs have no seam at which the device waits.
+    The workers live for the whole run, so the device does not wait at the start of an epoch.
     """
     if workers == 0:
         return (batches[k] for k in range(first, end))
@@ -264,17 +266,17 @@ def stream(
             batches,
             batch_size=None,
             sampler=range(first, end),
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             num_workers=workers,
             prefetch_factor=4,
             pin_memory=pin,
             worker_init_fn=_start_worker,
-            generator=torch.Generator().manual_seed(0),  # else it draws from the global one
-            # forked workers share the task's memory; Python's own default starts afresh and pickles it
+            generator=torch.Generator().manual_seed(0),  # otherwise it draws from the global generator
+            # forked workers share the task's memory; Python's default method would pickle the task
             multiprocessing_context="fork" if sys.platform == "linux" else None,
         )
     )
 
 
-def _as_it_is(x: Any) -> Any:
+def _identity(x: Any) -> Any:
     return x

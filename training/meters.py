@@ -1,4 +1,4 @@
-"""Averages and speed of a run, kept so that no step waits for the device."""
+"""Running averages of losses and the throughput of a run, without a device synchronisation per step."""
 
 from __future__ import annotations
 
@@ -11,58 +11,63 @@ import torch
 from torch import Tensor
 
 
-class Tally:
-    """Sums of figures, on the device, weighted as their batches are; steps left out do not count."""
+class AverageMeters:
+    """Weighted averages of a step's outputs, summed on the device; skipped steps do not count."""
 
     def __init__(self, device: torch.device, ranks: int) -> None:
         self.device, self.ranks = device, ranks
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}  # name -> (sum of value x weight, sum of weight)
         self.skipped, self.in_a_row = self._zero(), self._zero()
-        self._open: list[tuple[dict[str, Any], float]] = []
+        self._step: list[tuple[dict[str, Any], float]] = []  # micro-batches of the current step
 
     def _zero(self) -> Tensor:
         return torch.zeros((), device=self.device)
 
     def add(self, out: dict[str, Any], weight: float) -> None:
-        """One part of a step."""
-        self._open.append(({k: v.detach() if isinstance(v, Tensor) else v for k, v in out.items()}, weight))
+        """Add one micro-batch of the current step."""
+        self._step.append(({k: v.detach() if isinstance(v, Tensor) else v for k, v in out.items()}, weight))
 
     def step_loss(self) -> Tensor:
-        """The open step's summed loss: only good for asking whether it is finite. The same on every rank."""
-        total = torch.stack([out["loss"].float() for out, _ in self._open]).sum()
+        """The sum of the current step's losses, the same on every rank; only useful to test whether it is finite."""
+        total = torch.stack([out["loss"].float() for out, _ in self._step]).sum()
         if self.ranks > 1:
             torch.distributed.all_reduce(total)
         return total
 
-    def close(self, made: Tensor) -> None:
-        """End the step; `made` is 1.0, or 0.0 for a step left out."""
-        for out, weight in self._open:
+    def end_step(self, taken: Tensor) -> None:
+        """End the step; `taken` is 1.0, or 0.0 for a skipped step."""
+        for out, weight in self._step:
             for name, value in out.items():
                 value = torch.as_tensor(value, dtype=torch.float32, device=self.device) * weight
-                value = torch.where(made > 0, value, 0.0)  # not a product: 0 x NaN is NaN
+                value = torch.where(taken > 0, value, 0.0)  # not a product: 0 x NaN is NaN
                 known = self.sums.get(name)
-                share = made * weight
+                share = taken * weight
                 self.sums[name] = (known[0] + value, known[1] + share) if known else (value, share)
-        self.skipped = self.skipped + 1 - made
-        self.in_a_row = (self.in_a_row + 1) * (1 - made)
-        self._open = []
+        self.skipped = self.skipped + 1 - taken
+        self.in_a_row = (self.in_a_row + 1) * (1 - taken)
+        self._step = []
 
     def read(self) -> tuple[dict[str, float], int, int]:
-        """Averages over all ranks, steps left out since the last read, how many of the last ones in a row."""
+        """Synchronise with the device and reset.
+
+        Returns:
+            Averages over all ranks since the last call, the number of steps skipped since then, and how many of the
+            latest steps were skipped in a row.
+        """
         flat = [self.skipped, self.in_a_row, *(v for pair in self.sums.values() for v in pair)]
         skipped, in_a_row, *values = torch.stack(flat).tolist()
         sums = {n: (values[2 * i], values[2 * i + 1]) for i, n in enumerate(self.sums)}
-        if self.ranks > 1:  # as objects, since a rank whose batches lack a column may lack its figures
-            parts: list[Any] = [None] * self.ranks
-            torch.distributed.all_gather_object(parts, sums)
-            names = dict.fromkeys(n for part in parts for n in part)
-            sums = {n: tuple(map(sum, zip(*(p[n] for p in parts if n in p), strict=True))) for n in names}
+        if self.ranks > 1:  # as objects, since a rank whose batches lack a column may lack its values
+            gathered: list[Any] = [None] * self.ranks
+            torch.distributed.all_gather_object(gathered, sums)
+            names = dict.fromkeys(n for each in gathered for n in each)
+            sums = {n: tuple(map(sum, zip(*(g[n] for g in gathered if n in g), strict=True))) for n in names}
         self.sums, self.skipped = {}, self._zero()
         return {n: v / w for n, (v, w) in sums.items() if w}, int(skipped), int(in_a_row)
 
 
-class Speed:
-    """Rows a second, without the pauses in which nothing is trained."""
+class Throughput:
+    """Training samples per second; pauses for evaluation and saving do not count."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -72,12 +77,13 @@ class Speed:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
+        """Time inside this context does not count."""
         began = time.monotonic()
         yield
         self.pause += time.monotonic() - began
 
-    def since(self, steps: int) -> float:
-        """Over the steps since this was last asked; `steps` counts from the start."""
+    def since_last(self, steps: int) -> float:
+        """Samples/s since the last call; `steps` counts from the start of this process."""
         now = time.monotonic()
         spent = now - self.mark - (self.pause - self.mark_pause)
         per_second = (steps - self.steps) * self.batch / max(spent, 1e-9)
@@ -85,4 +91,5 @@ class Speed:
         return per_second
 
     def overall(self) -> float:
+        """Samples/s from the start to the last call of `since_last`."""
         return self.steps * self.batch / max(self.mark - self.start - self.mark_pause, 1e-9)

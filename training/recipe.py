@@ -1,19 +1,19 @@
-"""A recipe is one YAML file: what to train, on what, how. `worldtokens train RECIPE [--section.key value ...]`
+"""Recipes: one YAML file holds model, data, optimizer and training. `worldtokens train RECIPE [--section.key value ...]`
 
     model: {class: worldtokens.CLIP, args: {...}}      # the form of a saved model's config.json
     data:
       train: emoji                                     # or {source: pairs.csv, columns: {image: file}, ...}
-      validation: {split: validation}                  # what is not given here is as in `train`
+      validation: {split: validation}                  # other keys as in `train`
       augment: {image: [{class: torchvision.transforms.v2.RandomResizedCrop, args: {size: 64}}]}
     optim: {lr: 1e-3}                                  # OptimSettings
     train: {steps: 1000, out: runs/clip}               # TrainSettings
 
-jsonargparse checks every value against the type hints of the class or function that takes it, and unknown keys
-are errors that name them. Any value can be changed from the command line by its path, with `args` left out or
-not: `--model.dim 128`, `--model.tokenizers.image.patch 8`, `--data.augment.image.0.size 48`.
+jsonargparse checks every value against the type hints of the class or function that takes it; an unknown key raises an
+error that names it. The command line can change any value by its path, with or without `args`: `--model.dim 128`,
+`--model.tokenizers.image.patch 8`, `--data.augment.image.0.size 48`.
 
-A text front-end's `vocabulary: {train: 4000}` is learned from the training rows' own column before the model is
-built; `{file: tokenizer.json}`, as saved models have it, is looked up beside the recipe.
+A text front-end's `vocabulary: {train: 4000}` is trained on the training rows' column before the model is built;
+`{file: tokenizer.json}`, as in saved models, is a path relative to the recipe.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SECTIONS = ("model", "data", "optim", "train")
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number and a key given twice is an error."""
+    """YAML loader that reads 1e-3 as a number and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
@@ -65,33 +65,40 @@ _Yaml.add_implicit_resolver(
 )
 
 
-def shipped() -> list[str]:
-    """The names of the recipes that come with the package."""
+def shipped_recipes() -> list[str]:
+    """Names of the recipes in the package."""
     return sorted(p.stem for p in RECIPES.glob("*.yaml"))
 
 
-def find(recipe: str) -> Path:
-    """A recipe by path, or by shipped name from anywhere."""
+def find_recipe(recipe: str) -> Path:
+    """The file of a recipe given by path or by shipped name.
+
+    Raises:
+        InputError: there is neither.
+    """
     path = Path(recipe).expanduser()
     if path.is_file():
         return path
-    if recipe in shipped():
+    if recipe in shipped_recipes():
         return RECIPES / f"{recipe}.yaml"
-    raise InputError(f"{recipe}: no such file, and no shipped recipe ({', '.join(shipped()) or 'none'})")
+    names = ", ".join(shipped_recipes()) or "none"
+    raise InputError(f"{recipe}: no such file, and no shipped recipe of that name ({names})")
 
 
 @dataclasses.dataclass
 class Recipe:
-    """A recipe, read and checked; nothing is opened or built yet.
+    """A recipe that is read and checked; no data is opened and no model built yet.
 
     Args:
-        path: where it was read.
-        values: all of it, defaults included, in the form in which it is written.
-        optim: how weights are updated.
-        train: how the run goes.
+        path: the YAML file.
+        given: the values of the file and the overrides, in the file's form.
+        values: `given` with all defaults filled in, itself a recipe.
+        optim: optimizer settings.
+        train: training settings.
     """
 
     path: Path
+    given: dict[str, Any]
     values: dict[str, Any]
     optim: OptimSettings
     train: TrainSettings
@@ -99,69 +106,78 @@ class Recipe:
 
     @classmethod
     def read(cls, recipe: str, overrides: Sequence[str] = ()) -> Recipe:
-        """Read a recipe and check it whole.
+        """Read a recipe and check all of its values.
 
         Args:
             recipe: a path or a shipped name.
-            overrides: as on the command line: ``["--optim.lr", "1e-3"]``.
+            overrides: command-line arguments such as ``["--optim.lr", "1e-3"]``.
 
         Raises:
-            InputError: the file, a key or a value cannot be used.
+            InputError: the file, a key or a value is invalid.
         """
-        path = find(recipe)
+        path = find_recipe(recipe)
         values = _load(path.read_text(encoding="utf-8"), path)
         if not isinstance(values, dict) or "model" not in values or "data" not in values:
             raise InputError(f"{path} is not a recipe: expected the sections {', '.join(SECTIONS)}")
         _normalise(values, path)
-        for place, value in _pairs(overrides):
-            _set(values, place, value)
+        for keys, value in _parse_overrides(overrides):
+            _set(values, keys, value)
         _normalise(values, path)
         if unknown := set(values) - set(SECTIONS):
             raise InputError(f"{path}: unknown section {sorted(unknown)}, expected {', '.join(SECTIONS)}")
-        parser = recipe_parser(validation="validation" in values["data"])
+        parser = _recipe_parser(validation="validation" in values["data"])
         try:
             checked = parser.parse_object(_translate(values, to_jsonargparse=True, folder=path.parent))
-            made = {k: _built(parser, checked, k) for k in ("optim", "train")}
+            settings = {k: _settings(checked, k) for k in ("optim", "train")}
         except (argparse.ArgumentError, TypeError) as e:
             message = (
                 str(getattr(e, "message", e)).replace("class_path", "class").replace("init_args", "args")
             )
             raise InputError(f"{path}: {' '.join(message.split())}") from e
-        whole = _translate(_dump(parser, checked), to_jsonargparse=False)
-        if lost := _lost(_translate(values, False), whole):
-            raise InputError(f"{path}: unknown key {lost}")
-        return cls(path, whole, **made, _parser=parser)
+        given = _translate(values, to_jsonargparse=False)
+        complete = _translate(_dump(parser, checked), to_jsonargparse=False)
+        if ignored := _ignored_key(given, complete):
+            raise InputError(f"{path}: unknown key {ignored}")
+        return cls(path, given, complete, **settings, _parser=parser)
 
     def __str__(self) -> str:
         return yaml.safe_dump(self.values, sort_keys=False, allow_unicode=True, width=100)
 
     def rows(self) -> tuple[Any, Any]:
-        """The training rows, and the validation rows or None."""
+        """Training rows, and validation rows or None."""
         sets = [self.values["data"].get(k) for k in ("train", "validation")]
         return tuple(open_rows(**s) if s else None for s in sets)
 
     def build(self, rows: Any) -> tuple[Task, dict[str, Callable]]:
-        """The task, its weights drawn from `train.seed`, and what augments each column."""
+        """The task, initialised with `train.seed`, and the augmentation of each column.
+
+        Args:
+            rows: the training rows, for vocabularies that are trained.
+
+        Raises:
+            InputError: an argument that a class rejects, or augmentation of a column that the model does not have.
+        """
         with tempfile.TemporaryDirectory() as folder:
             model = _with_vocabularies(self.values["model"], rows, Path(folder))
             values = _translate(self.values | {"model": model}, to_jsonargparse=True, folder=self.path.parent)
             checked = self._parser.parse_object(values)
             seed_all(self.train.seed)
             try:
-                made = _instantiate(self._parser, checked)
+                built = _instantiate(self._parser, checked)
             except (ValueError, TypeError) as e:
                 raise e if isinstance(e, InputError) else InputError(f"{self.path}: {e}") from e
-        augment = {k: _Chain(v) for k, v in (made["data"]["augment"] or {}).items()}
-        if extra := set(augment) - set(made["model"].tokenizers):
+        augment = {k: _Compose(v) for k, v in (built["data"]["augment"] or {}).items()}
+        task = built["model"]
+        if extra := set(augment) - set(task.tokenizers):
             raise InputError(
-                f"{self.path}: data.augment names {sorted(extra)}, the model reads {list(made['model'].tokenizers)}"
+                f"{self.path}: data.augment has the columns {sorted(extra)}, the model has {list(task.tokenizers)}"
             )
-        return made["model"], augment
+        return task, augment
 
     def run(self) -> tuple[Task, TrainReport]:
-        """Open, build, train."""
+        """Open the data, build the task, train it."""
         out = Path(self.train.out)
-        checkpoint.claim(out, self.train.resume, self.train.overwrite)
+        checkpoint.prepare_output(out, self.train.resume, self.train.overwrite)
         rows, validation = self.rows()
         task, augment = self.build(rows)
         out.mkdir(parents=True, exist_ok=True)
@@ -170,8 +186,8 @@ class Recipe:
         return task, report
 
 
-class _Chain:
-    """Transforms, one after another."""
+class _Compose:
+    """Applies transforms in order."""
 
     def __init__(self, transforms: Sequence[Callable]) -> None:
         self.transforms = transforms
@@ -185,10 +201,9 @@ class _Chain:
 # ---- parsing ------------------------------------------------------------------------------------------
 
 
-def recipe_parser(validation: bool, model: bool = True) -> ArgumentParser:
+def _recipe_parser(validation: bool) -> ArgumentParser:
     parser = ArgumentParser(prog="worldtokens train", exit_on_error=False, add_help=False)
-    if model:
-        parser.add_argument("--model", type=Task, required=True)
+    parser.add_argument("--model", type=Task, required=True)
     parser.add_function_arguments(open_rows, "data.train")
     if validation:
         parser.add_function_arguments(open_rows, "data.validation")
@@ -196,7 +211,6 @@ def recipe_parser(validation: bool, model: bool = True) -> ArgumentParser:
         "--data.augment",
         type=dict[str, list[nn.Module]],
         default={},
-        help="by column, transforms of a raw tensor in training",
     )
     parser.add_class_arguments(OptimSettings, "optim")
     parser.add_class_arguments(TrainSettings, "train")
@@ -204,11 +218,11 @@ def recipe_parser(validation: bool, model: bool = True) -> ArgumentParser:
 
 
 def _instantiate(parser: ArgumentParser, checked: Any) -> Any:
-    made = getattr(parser, "instantiate", None) or parser.instantiate_classes  # its name before 4.49
-    return made(checked)
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # its name before 4.49
+    return instantiate(checked)
 
 
-def _built(parser: ArgumentParser, checked: Any, section: str) -> Any:
+def _settings(checked: Any, section: str) -> Any:
     cls = {"optim": OptimSettings, "train": TrainSettings}[section]
     return cls(**checked[section].as_dict())
 
@@ -216,20 +230,20 @@ def _built(parser: ArgumentParser, checked: Any, section: str) -> Any:
 def _dump(parser: ArgumentParser, checked: Any) -> dict:
     try:
         text = parser.dump(checked, skip_unset=False)
-    except TypeError:  # the switch's name before jsonargparse 4.49
+    except TypeError:  # the argument's name before jsonargparse 4.49
         text = parser.dump(checked, skip_none=False)
     return yaml.load(text, _Yaml)
 
 
-def _lost(given: Any, kept: Any, place: str = "") -> str | None:
-    """The path of a key that was given and is not in what was understood; jsonargparse passes over some."""
-    if isinstance(given, dict) and isinstance(kept, dict):
+def _ignored_key(given: Any, parsed: Any, prefix: str = "") -> str | None:
+    """The path of a key in `given` that is missing in `parsed`, or None; jsonargparse ignores some unknown keys."""
+    if isinstance(given, dict) and isinstance(parsed, dict):
         for key, value in given.items():
-            here = f"{place}.{key}".lstrip(".")
-            if key not in kept:
-                return here
-            if lost := _lost(value, kept[key], here):
-                return lost
+            path = f"{prefix}.{key}".lstrip(".")
+            if key not in parsed:
+                return path
+            if ignored := _ignored_key(value, parsed[key], path):
+                return ignored
     return None
 
 
@@ -241,10 +255,10 @@ def _load(text: str, where: Any) -> Any:
 
 
 def _normalise(values: dict, path: Path) -> None:
-    """Short forms written out: `train: emoji`, `validation: {split: ...}`, a class without `args`."""
+    """Expand the short forms `train: emoji` and `validation: {split: ...}` in place."""
     data = values["data"]
     if not isinstance(data, dict) or "train" not in data:
-        raise InputError(f"{path}: data.train is missing: give a path, or a named set such as emoji")
+        raise InputError(f"{path}: data.train is missing: give a path, or a named data set such as emoji")
     for side in ("train", "validation"):
         if isinstance(data.get(side), str):
             data[side] = {"source": data[side]}
@@ -255,7 +269,7 @@ def _normalise(values: dict, path: Path) -> None:
 
 
 def _translate(value: Any, to_jsonargparse: bool, folder: Path | None = None) -> Any:
-    """Between ``{class, args}`` and jsonargparse's ``{class_path, init_args}``, at every depth."""
+    """Convert between ``{class, args}`` and jsonargparse's ``{class_path, init_args}``, recursively."""
     names = [("class", "args"), ("class_path", "init_args")]
     (old_class, old_args), (new_class, new_args) = names if to_jsonargparse else names[::-1]
     if isinstance(value, list | tuple):
@@ -267,36 +281,36 @@ def _translate(value: Any, to_jsonargparse: bool, folder: Path | None = None) ->
             args = _translate(value.get(old_args) or {}, to_jsonargparse, folder)
             return {new_class: value[old_class], new_args: args}
         if set(value) == {"train"} and isinstance(value["train"], int) and to_jsonargparse:
-            return f"train:{value['train']}"  # a string passes where a vocabulary's path is meant
+            return f"train:{value['train']}"  # a string passes the type check of a vocabulary's path
         return {k: _translate(v, to_jsonargparse, folder) for k, v in value.items()}
     if isinstance(value, str) and not to_jsonargparse and re.fullmatch(r"train:\d+", value):
         return {"train": int(value[6:])}
     return value
 
 
-def _pairs(words: Sequence[str]) -> list[tuple[list[str], Any]]:
+def _parse_overrides(argv: Sequence[str]) -> list[tuple[list[str], Any]]:
     """["--a.b", "1", "--c=x", "--flag"] -> [(["a", "b"], 1), (["c"], "x"), (["flag"], True)]"""
-    pairs, words = [], list(words)
-    while words:
-        word = words.pop(0)
+    overrides, argv = [], list(argv)
+    while argv:
+        word = argv.pop(0)
         if not re.match(r"--\w", word):
             raise InputError(f"found {word!r} on the command line, expected --section.key value")
-        key, given, text = word[2:].partition("=")
-        if not given and words and not re.match(r"--\w", words[0]):
-            given, text = "=", words.pop(0)
-        place = key.split(".")
-        if place[0] not in SECTIONS:
+        key, equals, text = word[2:].partition("=")
+        if not equals and argv and not re.match(r"--\w", argv[0]):
+            equals, text = "=", argv.pop(0)
+        keys = key.split(".")
+        if keys[0] not in SECTIONS:
             raise InputError(
-                f"--{key}: the first name is one of {', '.join(SECTIONS)}, as in --optim.lr 1e-3"
+                f"--{key}: unknown section, expected one of {', '.join(SECTIONS)}, as in --optim.lr 1e-3"
             )
-        pairs.append((place, _load(text, f"--{key}") if given else True))
-    return pairs
+        overrides.append((keys, _load(text, f"--{key}") if equals else True))
+    return overrides
 
 
-def _set(values: Any, place: Sequence[str], value: Any) -> None:
-    """Set the value at a path; inside a `{class, args}` the word `args` may be left out."""
-    node, (*way, last) = values, place
-    for i, name in enumerate([*way, last]):
+def _set(values: Any, keys: Sequence[str], value: Any) -> None:
+    """Set the value at a path; `args` may be omitted from the path inside a `{class, args}`."""
+    node = values
+    for i, name in enumerate(keys):
         if isinstance(node, dict) and "class" in node and name not in ("class", "args"):
             node = node.setdefault("args", {})
         if isinstance(node, list):
@@ -304,13 +318,12 @@ def _set(values: Any, place: Sequence[str], value: Any) -> None:
                 name = int(name)
                 node[name]
             except (ValueError, IndexError) as e:
-                where = ".".join(place[: i + 1])
                 raise InputError(
-                    f"--{where}: a list of {len(node)} stands there, expected a number below"
+                    f"--{'.'.join(keys[: i + 1])}: expected an index below {len(node)}, the length of the list"
                 ) from e
         elif not isinstance(node, dict):
-            raise InputError(f"--{'.'.join(place)}: {'.'.join(place[:i])} is {node!r}, which has no parts")
-        if i == len(way):
+            raise InputError(f"--{'.'.join(keys)}: {'.'.join(keys[:i])} is {node!r}, which has no keys")
+        if i == len(keys) - 1:
             node[name] = value
         else:
             if isinstance(node, dict) and node.get(name) is None:
@@ -319,7 +332,7 @@ def _set(values: Any, place: Sequence[str], value: Any) -> None:
 
 
 def _with_vocabularies(model: Any, rows: Any, folder: Path) -> Any:
-    """The model section with each ``vocabulary: {train: N}`` learned from the rows and written to a file."""
+    """The model section with each ``vocabulary: {train: N}`` trained on the rows and replaced by its file in `folder`."""
 
     def visit(node: Any, column: str, parent: str = "") -> Any:
         if isinstance(node, list):
@@ -327,20 +340,20 @@ def _with_vocabularies(model: Any, rows: Any, folder: Path) -> Any:
         if not isinstance(node, dict):
             return node
         args = node.get("args")
-        wish = args.get("vocabulary") if isinstance(args, Mapping) else None
-        if isinstance(wish, Mapping) and set(wish) == {"train"}:
+        vocabulary = args.get("vocabulary") if isinstance(args, Mapping) else None
+        if isinstance(vocabulary, Mapping) and set(vocabulary) == {"train"}:
             args = dict(args)
             args["end"] = args.get("end") or "<|endoftext|>"
             args["pad"] = args.get("pad") or args["end"]
             module, _, name = node["class"].rpartition(".")
-            front = getattr(importlib.import_module(module), name)
+            cls = getattr(importlib.import_module(module), name)
             texts = rows.texts(column)
-            learnt = front.train(
-                texts, vocab_size=wish["train"], dim=1, start=args.get("start"), end=args["end"]
+            trained = cls.train(
+                texts, vocab_size=vocabulary["train"], dim=1, start=args.get("start"), end=args["end"]
             )
-            args["vocabulary"] = str(learnt.save_vocabulary(folder / f"{column}.json"))
+            args["vocabulary"] = str(trained.save_vocabulary(folder / f"{column}.json"))
             return {"class": node["class"], "args": args}
-        # the names below `tokenizers` are columns; a front-end inside another one (TokenReducer) has its column
+        # keys of `tokenizers` are columns; a front-end nested in another one (TokenReducer) has its column
         return {k: visit(v, k if parent == "tokenizers" else column, k) for k, v in node.items()}
 
     return visit(model, "text")

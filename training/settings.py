@@ -1,4 +1,4 @@
-"""What a run is told and what it tells: plain values, for Python and for a recipe's `train:` section."""
+"""Settings and report of a training run: plain values, for Python and for a recipe's `train:` section."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from worldtokens.errors import InputError
 
 
 def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type that a precision means on a device, or None for float32 throughout.
+    """The autocast dtype of a `precision` on a device; None for float32 throughout.
 
-    ``auto`` takes bfloat16 where the device multiplies it in hardware, and float32 elsewhere: a CPU without it
+    ``auto`` selects bfloat16 where the device multiplies it in hardware, and float32 elsewhere: a CPU without it
     emulates bfloat16 and gets slower.
     """
     if precision == "auto":
@@ -31,27 +31,28 @@ def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """How a run goes.
+    """Length, batch size, evaluation, devices and output of a training run.
 
     Args:
-        out: folder for `best`, `last` and TensorBoard's `logs`.
-        steps: optimizer steps of the whole run; give this or `epochs`.
-        epochs: passes over the rows; give this or `steps`.
-        batch_size: rows of one optimizer step, over all processes and the gradient_accumulation_steps: the same recipe makes
-            the same steps on one process or on eight.
-        gradient_accumulation_steps: parts that a step's rows are worked through in, to save memory.
-        eval_every: steps between evaluations, each followed by saving; null: at the end alone.
-        eval_batch_size: rows at a time in an evaluation.
-        seed: of the order, the draws and dropout.
-        workers: processes that read ahead; 0 reads between steps.
-        cache_mb: megabytes of read and decoded raws to keep in memory, over all workers.
-        precision: ``fp32``; autocast to ``bf16`` or ``fp16``; or ``auto``, see `autocast_type`.
-        device: ``auto`` takes an accelerator where there is one.
-        resume: go on from `<out>/last`.
-        overwrite: start anew in a folder that holds a run.
-        log_every: steps between the figures shown.
+        out: output folder. It receives the checkpoints `best` and `last`, and TensorBoard's `logs`.
+        steps: optimizer steps of the whole run. Give this or `epochs`.
+        epochs: passes over the training rows. Give this or `steps`.
+        batch_size: rows per optimizer step. Counted over all processes and all micro-batches: the same recipe makes the
+            same steps on one process or on eight.
+        gradient_accumulation_steps: micro-batches per optimizer step. More of them need less memory.
+        eval_every: steps between evaluations. Each is followed by saving; null: at the end only.
+        eval_batch_size: rows per batch in an evaluation.
+        seed: seed of the row order, of augmentation and of dropout.
+        workers: data-loading processes. 0 reads in the main process.
+        cache_mb: megabytes of decoded rows kept in memory. Counted over all workers.
+        precision: fp32, bf16, fp16, or auto. Weights stay float32, bf16 and fp16 are autocast; `auto`: see
+            `autocast_type`.
+        device: auto or cpu. ``auto`` uses an accelerator where there is one.
+        resume: continue from `<out>/last`.
+        overwrite: start a new run in a folder that holds one.
+        log_every: steps between progress lines.
         tensorboard: write curves to `<out>/logs`.
-        patience: steps in a row that may fail with a loss or gradient that is not finite.
+        max_nonfinite_steps: steps in a row with a NaN or infinite loss before the run fails. Each of them is skipped.
     """
 
     out: str = "runs/last"
@@ -70,13 +71,15 @@ class TrainSettings:
     overwrite: bool = False
     log_every: int = 20
     tensorboard: bool = True
-    patience: int = 20
+    max_nonfinite_steps: int = 20
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             found = "neither" if self.steps is None else "both"
-            raise InputError(f"train.steps or train.epochs says how long to train: found {found}, give one")
-        for name in ("steps", "epochs", "log_every", "eval_every", "eval_batch_size", "patience"):
+            raise InputError(
+                f"train.steps or train.epochs sets the length of the run: found {found}, give one"
+            )
+        for name in ("steps", "epochs", "log_every", "eval_every", "eval_batch_size", "max_nonfinite_steps"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise InputError(f"train.{name} is {value}, expected more than 0")
         for name in ("workers", "cache_mb"):
@@ -88,22 +91,23 @@ class TrainSettings:
 
 @dataclasses.dataclass
 class TrainReport:
-    """What a run came to.
+    """Result of a training run.
 
     Args:
-        steps: optimizer steps done, those before a resume included.
-        loss: mean loss of the last steps shown.
-        figures: of the last evaluation.
-        best: of the evaluation that the task's metric calls the best, and its step.
-        skipped_steps: left out since the loss or the gradient was not finite.
-        bad_rows: number -> why it could not be used, of the rows met.
-        samples_per_second: in training, evaluations and saving not counted.
-        seconds: in all, since this start.
+        steps: optimizer steps done, including those before a resume.
+        loss: mean training loss since the last progress line.
+        metrics: of the last evaluation.
+        best: metrics of the best evaluation, by the task's `metric`.
+        best_step: the step of that evaluation.
+        skipped_steps: steps skipped because the loss or the gradient was NaN or infinite.
+        bad_rows: row number -> why the row could not be used.
+        samples_per_second: training throughput, without evaluation and saving.
+        seconds: wall time of this process.
     """
 
     steps: int = 0
     loss: float = math.nan
-    figures: dict[str, float] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     best: dict[str, float] = dataclasses.field(default_factory=dict)
     best_step: int | None = None
     skipped_steps: int = 0
