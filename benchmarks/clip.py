@@ -25,9 +25,9 @@ import torch
 from turns import keep
 
 from worldtokens.data import samples
-from worldtokens.tasks.metrics.retrieval import ranks, summary
-from worldtokens.training.data import Batches, Plan
-from worldtokens.training.optim import Average, make_optimizer, rate, update
+from worldtokens.tasks.metrics.retrieval import rank_metrics, ranks
+from worldtokens.training.data import Batches, BatchPlan
+from worldtokens.training.optim import EMA, lr_at, make_optimizer, optimizer_step
 from worldtokens.training.recipe import Recipe
 from worldtokens.training.settings import autocast_type
 
@@ -78,9 +78,9 @@ class Mapped(torch.nn.Module):
         )  # a live model is taken to have CLIP's vocabulary: its first rows are ours
         self.net = wt.from_open_clip(peer_of(model, text.context, clip.vocab_size, clip.end_id))
         if alike:
-            self.net.label_smoothing, self.net.standards = (
+            self.net.label_smoothing, self.net.standardizers = (
                 model.label_smoothing,
-                copy.deepcopy(model.standards),
+                copy.deepcopy(model.standardizers),
             )
         words = self.net.tokenizers["text"]
         words.embedding = torch.nn.Embedding.from_pretrained(
@@ -144,8 +144,8 @@ def held_out(model, rows):
     captions = [(i, c) for i, r in enumerate(rows) for c in r["text"]]
     words = torch.cat([model.embed("text", [c for _, c in part]) for part in chunks(captions)])
     owner, own = [i for i, _ in captions], list(range(len(rows)))
-    there = summary(ranks(words, pictures, owner, own), owner, own)
-    back = summary(ranks(pictures, words, own, owner), own, owner)
+    there = rank_metrics(ranks(words, pictures, owner, own), owner, own)
+    back = rank_metrics(ranks(pictures, words, own, owner), own, owner)
     return there, back
 
 
@@ -174,14 +174,14 @@ def main() -> None:
     }
     steps = args.steps or recipe.train.steps
     half = autocast_type(args.precision or recipe.train.precision, torch.device("cpu"))
-    plan = Plan(len(rows), recipe.train.batch_size, seed=recipe.train.seed)
+    plan = BatchPlan(len(rows), recipe.train.batch_size, seed=recipe.train.seed)
     batches = iter(Batches(task, rows, plan, augment, recipe.train.cache_mb * 2**20))
     parts = {
         name: (m.train(), make_optimizer(m, recipe.optim), [q for q in m.parameters() if q.requires_grad])
         for name, m in models.items()
     }
     # averaged weights where the recipe asks for them: for both, and open_clip's own are told too
-    averages = {k: Average(m, recipe.optim.ema) for k, m in models.items() if recipe.optim.ema is not None}
+    averages = {k: EMA(m, recipe.optim.ema) for k, m in models.items() if recipe.optim.ema is not None}
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     seconds = {name: [] for name in models}
     for name, m in models.items():
@@ -189,14 +189,14 @@ def main() -> None:
     for step in range(steps):
         batch = next(batches)[0]
         order = list(parts) if step % 2 == 0 else list(parts)[::-1]
-        lr = rate(step, steps, recipe.optim)
+        lr = lr_at(step, steps, recipe.optim)
         for name in order:
             model, optimizer, params = parts[name]
             start = time.perf_counter()
             with torch.autocast("cpu", half) if half else contextlib.nullcontext():
                 loss = model.loss(batch)["loss"]
             loss.backward()
-            update(optimizer, params, lr, recipe.optim.clip, loss.detach(), scaler)
+            optimizer_step(optimizer, params, lr, recipe.optim.max_grad_norm, loss.detach(), scaler)
             if averages:
                 averages[name].update(step)
             seconds[name].append(time.perf_counter() - start)

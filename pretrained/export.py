@@ -191,7 +191,7 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
             f"the {column!r} front-end is a {type(front).__name__}: images (ImageTokenizer) and text (TextTokenizer) "
             "can be exported"
         )
-    if isinstance(front, ImageTokenizer) and front.size is not None and front.resize == "pad":
+    if isinstance(front, ImageTokenizer) and front.size is not None and front.preprocess.resize == "pad":
         raise InputError(
             "this front-end's resize='pad' leaves patches of background out image by image: export with "
             "resize='crop' or 'squash'"
@@ -204,7 +204,7 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
     parts = {"front": front, "trunk": trunk}
     if isinstance(model, CLIP):
         parts |= {"projection": model.projections[column]}
-        parts |= {"standard": model.standards[column]} if model.standards else {}
+        parts |= {"standard": model.standardizers[column]} if model.standardizers else {}
         parts |= {"pool": model.pools[column]} if column in model.pools else {}
         return _Graph(model, column, front, parts, lambda batch: model.encode(column, batch), "embeddings")
     parts |= {
@@ -278,10 +278,10 @@ def _prepare(front: Tokenizer) -> dict[str, Any]:
             "size": None if front.size is None else list(front.size),
             "patch": list(front.patch),
             "max_patches": front.max_tokens if front.size is None else None,
-            "resize": front.resize,
-            "crop": front.crop,
-            "interpolation": front.interpolation,
-            "background": list(front.background),
+            "resize": front.preprocess.resize,
+            "crop_pct": front.preprocess.crop_pct,
+            "interpolation": front.preprocess.interpolation,
+            "background": list(front.preprocess.background),
             "scale": 1 / 255,
             "mean": list(front.mean),
             "std": list(front.std),

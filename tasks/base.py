@@ -1,7 +1,7 @@
-"""The contract of a task: front-ends by column name, a trunk, a loss, and what a person asks of it.
+"""The contract of a task: one tokenizer per column, a trunk, a loss and inference methods.
 
-A row is a dict whose keys are the front-ends' names: ``{"image": "cat.jpg", "text": "a cat"}``. A task has a
-front-end's verbs one level up: `read` a row, `collate` rows, then `loss`. The training loop knows no more.
+A row is a dict whose keys are column names: ``{"image": "cat.jpg", "text": "a cat"}``. A task repeats a tokenizer's
+methods one level up: `read` a row, `collate` rows, then `loss`. The training loop uses nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worldtokens.tokenizers.base import Batch
 
 
 class evaluating:
-    """Within, a module is in eval mode; after, in the mode that it was in: ``with evaluating(model): ...``."""
+    """Context manager: puts a module in eval mode and restores its mode on exit. ``with evaluating(model): ...``"""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -33,13 +33,13 @@ class evaluating:
 
 
 class Task(Part):
-    """Front-ends, a trunk and a loss.
+    """Base class: tokenizers, a trunk and a loss.
 
-    A subclass keeps its front-ends in `self.tokenizers` (an nn.ModuleDict by column name), writes `loss` and
-    `evaluate`, and names the figure that picks the best checkpoint in `metric`.
+    A subclass stores its tokenizers in `self.tokenizers` (an nn.ModuleDict by column name), implements `loss` and
+    `evaluate`, and names in `metric` the value that selects the best checkpoint.
     """
 
-    metric: tuple[str, str] = ("loss", "min")  # (key of `evaluate`'s answer, "min" or "max")
+    metric: tuple[str, str] = ("loss", "min")  # (key in the result of `evaluate`, "min" or "max")
 
     @property
     def device(self) -> torch.device:
@@ -51,13 +51,13 @@ class Task(Part):
         rng: random.Random | None = None,
         augment: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> dict[str, Any]:
-        """One row -> its raw tensors by column (CPU). Columns that the row lacks are left out.
+        """Reads one row into raw tensors by column (CPU). Columns that the row lacks are skipped.
 
         Args:
-            row: values by column. A list (several captions of one image) means: draw one with `rng`, or
-                take the first without it. A tuple is one value, such as a sound's (waveform, sample_rate).
-            rng: given in training.
-            augment: by column, what to do with a raw tensor in training.
+            row: values by column. A list holds alternatives (several captions of one image): `rng` draws one, without
+                `rng` the first is taken. A tuple is one value, such as an audio's (waveform, sample_rate).
+            rng: random generator, given in training.
+            augment: augmentation of the raw tensor, by column; given in training.
 
         Raises:
             InputError: a value cannot be read.
@@ -80,23 +80,23 @@ class Task(Part):
         return raws
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Rows from `read` -> one batch: a front-end's batch by column, and for each which rows it comes from.
+        """Collates rows from `read` into one batch: each tokenizer's batch by column, and which rows have the column.
 
-        ``batch["has"][column]`` is a tuple of row numbers, or None when every row has the column.
-        ``batch["weight"]`` is what the batch counts for when several are averaged (here: rows).
+        ``batch["has"][column]`` is a tuple of row indices, or None when every row has the column.
+        ``batch["weight"]`` is the batch's weight when several are averaged (here: the number of rows).
         """
         batch = Batch(weight=len(rows), has={})
         for name, tokenizer in self.tokenizers.items():
-            places = tuple(i for i, r in enumerate(rows) if name in r)
-            if places:
-                batch[name] = tokenizer.collate([rows[i][name] for i in places])
-                batch["has"][name] = None if len(places) == len(rows) else places
+            indices = tuple(i for i, r in enumerate(rows) if name in r)
+            if indices:
+                batch[name] = tokenizer.collate([rows[i][name] for i in indices])
+                batch["has"][name] = None if len(indices) == len(rows) else indices
         return batch
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """A batch on the device -> ``{"loss": mean over the batch's weight, ...figures to show}``."""
+        """Computes ``{"loss": mean over the batch's weight, ...metrics to log}`` from a batch on the model's device."""
         raise NotImplementedError
 
     def evaluate(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> dict[str, float]:
-        """Figures on held-out rows, by name. Leaves the module's train / eval mode as it found it."""
+        """Computes metrics on held-out rows, by name. Restores the module's train / eval mode."""
         raise NotImplementedError

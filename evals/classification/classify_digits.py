@@ -1,4 +1,4 @@
-"""Handwritten digits: our ViT beside timm's of the same size, by the same recipe on the same batches."""
+"""Handwritten digits: our ViT and a timm ViT of the same size, trained with the same recipe on the same batches."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from torch import Tensor, nn
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.data import samples
 from worldtokens.evals.base import Result
-from worldtokens.evals.baselines.logistic_regression import classes_of, figures, fit_best
-from worldtokens.evals.classification.base import line, picture, read_recipe, train_measured
-from worldtokens.tasks.classification.mixing import pictures_of
+from worldtokens.evals.baselines.logistic_regression import accuracies, classes_of, fit_best
+from worldtokens.evals.classification.base import classifier_result, save_confusion
+from worldtokens.evals.training import read_recipe, train_measured
+from worldtokens.tasks.classification.mixing import normalized_images
 from worldtokens.tasks.classification.model import Classifier
 from worldtokens.tokenizers.base import Batch
 from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
 
-ABOUT = "handwritten digits: ours beside a timm ViT of the same size, same recipe"
+ABOUT = "handwritten digits: our ViT and a timm ViT of the same size, trained with the same recipe"
 
 
 class TimmViT(Classifier):
-    """timm's VisionTransformer behind our reading, loss and evaluation: only the network is another.
+    """timm's VisionTransformer with our preprocessing, loss and evaluation: only the network differs.
 
     Args:
-        tokenizer: reads and normalises; its weights are not used.
+        tokenizer: its preprocessing is used, its weights are not.
         classes, label, label_smoothing: as in `Classifier`.
         dim, depth, heads, drop_path: of the network.
     """
@@ -64,46 +65,48 @@ class TimmViT(Classifier):
         return {**self._args, "tokenizer": self.tokenizers[self.column]}
 
     def features(self, batch: Batch) -> Tensor:
-        return self.trunk(pictures_of(self.tokenizers[self.column], batch[self.column]))
+        return self.trunk(normalized_images(self.tokenizers[self.column], batch[self.column]))
 
 
-def check(out: Path, scale: float = 1.0) -> list[Result]:
-    """Train both and a linear model; count their right answers on the 600 test rows."""
+def evaluate(out: Path, scale: float = 1.0) -> list[Result]:
+    """Train both networks and a linear model; accuracy on the 600 test rows."""
     recipe = read_recipe("classify_digits", out / "ours", scale)
     rows, validation = recipe.rows()
     test = samples.open("digits", split="test")
     ours, augment = recipe.build(rows)
     report = train_measured(ours, rows, validation, recipe, augment)
-    scored = ours.evaluate(test)
-    picture(ours, test, out / "confusion.png", "digits, test rows")
+    scores = ours.evaluate(test)
+    save_confusion(ours, test, out / "confusion.png", "digits, test rows")
 
     recipe = read_recipe("classify_digits", out / "timm", scale)
     front, cfg = ours.tokenizers["image"], ours.trunk.cfg
     torch.manual_seed(recipe.train.seed)
-    theirs = TimmViT(
+    peer = TimmViT(
         ImageTokenizer(**{**front._args}), ours.names, ours.label, ours.label_smoothing, cfg.dim, cfg.depth, cfg.heads,
         cfg.drop_path,
     )  # fmt: skip
-    train_measured(theirs, rows, validation, recipe, augment)
-    beside = theirs.evaluate(test)
-    weights = sum(p.numel() for p in theirs.trunk.parameters())
+    train_measured(peer, rows, validation, recipe, augment)
+    peer_scores = peer.evaluate(test)
+    weights = sum(p.numel() for p in peer.trunk.parameters())
 
-    raw = {}
+    features = {}
     for name, side in (("train", rows), ("validation", validation), ("test", test)):
         x = torch.stack([front.read(row["image"])[0].flatten() for row in side])
-        raw[name] = x / 255, classes_of(side, ours.names)
-    linear = figures(fit_best(*raw["train"], *raw["validation"], 10)(raw["test"][0]), raw["test"][1])["top1"]
+        features[name] = x / 255, classes_of(side, ours.names)
+    (x, y), linear = features["test"], fit_best(*features["train"], *features["validation"], 10)
     facts = {
         "task": "Classifier: handwritten digits",
         "data": f"digits, {len(rows):,} train / {len(test)} test",
         "metric": "top-1 %",
-        "value": scored["top1"],
+        "value": scores["top1"],
         "chance": 0.1,
     }
     return [
-        line(
-            ours, report, **facts, baseline="timm ViT of the same size, same recipe and batches", baseline_value=beside["top1"],
-            note=f"timm's has {weights:,} parameters; one of the {len(test)} test rows is {100 / len(test):.2f} %",
+        classifier_result(
+            ours, report, **facts, baseline="timm ViT of the same size, same recipe and batches", baseline_value=peer_scores["top1"],
+            note=f"the timm ViT has {weights:,} parameters; one test row is {100 / len(test):.2f} %",
         ),
-        line(ours, report, **facts, baseline="logistic regression on the pixels", baseline_value=linear),
+        classifier_result(
+            ours, report, **facts, baseline="logistic regression on the pixels", baseline_value=accuracies(linear(x), y)["top1"],
+        ),
     ]  # fmt: skip

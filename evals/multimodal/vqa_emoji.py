@@ -9,7 +9,7 @@ from typing import Any
 from worldtokens.data import samples
 from worldtokens.evals.base import Result
 from worldtokens.evals.classification.base import percent, read_recipe, train_measured, train_recipe
-from worldtokens.tasks.multimodal.interleave import gold
+from worldtokens.tasks.multimodal.interleave import reference_answer
 from worldtokens.tasks.multimodal.model import MultimodalLM
 
 ABOUT = "questions about held-out emoji images, beside the same model trained without the images"
@@ -101,7 +101,7 @@ def exchanged(rows: Sequence[Mapping[str, Any]]) -> list[dict]:
         some = of_kind(rows, kind)
         for i, row in enumerate(some):
             others = (some[(i + k + len(some) // 2) % len(some)] for k in range(len(some)))
-            other = next((o for o in others if gold(o) != gold(row)), row)
+            other = next((o for o in others if reference_answer(o) != reference_answer(row)), row)
             out.append(_with(row, _pictures(other)))
     return out
 

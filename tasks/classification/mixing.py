@@ -1,4 +1,4 @@
-"""MixUp and CutMix of whole batches, torchvision's (Zhang et al. 2017, Yun et al. 2019), with labels that may be absent."""
+"""MixUp and CutMix of whole batches by torchvision (Zhang et al. 2017, Yun et al. 2019), with labels that may be missing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from worldtokens.tasks.language.loss import IGNORE
 
 
 class Mix:
-    """Each sample becomes a mixture of itself and its neighbour in the batch, and its label the same mixture.
+    """Mixes each sample with its neighbour in the batch, and its label in the same proportion.
 
-    With both settings above 0 each batch draws one of the two. All is drawn from torch's global CPU generator, which the
-    training loop seeds step by step.
+    With both settings above 0 each batch draws one of the two. Draws use torch's global CPU generator, which the
+    training loop seeds at every step.
 
     Args:
-        mixup, cutmix: alpha of the Beta distribution that a mixture's share is drawn from, 0 for never.
+        mixup, cutmix: alpha of the Beta distribution of the mixing ratio, 0 to disable.
 
     Raises:
         ValueError: an alpha below 0.
@@ -35,47 +35,49 @@ class Mix:
     def __bool__(self) -> bool:
         return any(self.alphas.values())
 
-    def __call__(self, pictures: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Float (B, 3, H, W) and soft labels (B, classes) -> both mixed."""
+    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mixes float images (B, 3, H, W) and soft labels (B, classes)."""
         from torchvision.transforms import v2
 
-        ways = [(name, alpha) for name, alpha in self.alphas.items() if alpha]
-        name, alpha = ways[int(torch.randint(len(ways), ()))] if len(ways) > 1 else ways[0]
-        return getattr(v2, name)(alpha=alpha)(pictures, labels)
+        enabled = [(name, alpha) for name, alpha in self.alphas.items() if alpha]
+        name, alpha = enabled[int(torch.randint(len(enabled), ()))] if len(enabled) > 1 else enabled[0]
+        return getattr(v2, name)(alpha=alpha)(images, labels)
 
 
-def pictures_of(front: nn.Module, batch: Mapping[str, Any] | Tensor) -> Tensor:
-    """A front-end's batch -> its images as normalised float32 (B, 3, H, W), which that front-end takes too.
+def normalized_images(tokenizer: nn.Module, batch: Mapping[str, Any] | Tensor) -> Tensor:
+    """The images of a tokenizer's batch as normalised float32 (B, 3, H, W), which that tokenizer also accepts.
 
     Raises:
-        InputError: the batch is not one of images of equal shape.
+        InputError: the batch does not hold images of one shape.
     """
     if isinstance(batch, Tensor) and batch.ndim == 4 and batch.is_floating_point():
         return batch
-    front = getattr(front, "tokenizer", front)  # behind a TokenReducer
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # behind a TokenReducer
     pixels = batch.get("pixels") if isinstance(batch, Mapping) else None
     if pixels is None or "keep" in batch:
         found = f"a batch of {sorted(batch)}" if isinstance(batch, Mapping) else f"{tuple(batch.shape)}"
         raise InputError(
-            f"mixup and cutmix mix images of one shape, found {found} of {type(front).__name__}: set both to 0, or read "
-            "images with a fixed size and resize='crop' or 'squash'"
+            f"mixup and cutmix need images of one shape, found {found} of {type(tokenizer).__name__}: set both to 0, or "
+            "read images with a fixed size and resize='crop' or 'squash'"
         )
-    mean, std = (torch.tensor(v, device=pixels.device)[:, None, None] * 255 for v in (front.mean, front.std))
+    mean, std = (
+        torch.tensor(v, device=pixels.device)[:, None, None] * 255 for v in (tokenizer.mean, tokenizer.std)
+    )
     return (pixels.float() - mean) / std
 
 
-def soft(labels: Tensor, classes: int) -> Tensor:
-    """Class numbers (B,) -> (B, classes) float, one 1 a row; a row without class (`IGNORE`) is all 0."""
+def soft_labels(labels: Tensor, classes: int) -> Tensor:
+    """Class indices (B,) -> one-hot float (B, classes); a row without a class (`IGNORE`) is all 0."""
     known = labels != IGNORE
     return F.one_hot(labels.where(known, 0), classes) * known[:, None].float()
 
 
 def soft_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy against soft labels, the mean over their whole mass; no mass gives 0, with a graph.
+    """Cross-entropy with soft labels, averaged over the sum of all labels; labels of sum 0 give 0, with a graph.
 
     Args:
-        logits, labels: (B, classes); a row of labels adds up to 1, or to less where it is in part unknown.
-        label_smoothing: share of a row's mass that is spread evenly over the classes.
+        logits, labels: (B, classes); a row of labels sums to 1, or to less where it is partly unknown.
+        label_smoothing: share of a row's target that is spread evenly over the classes.
     """
     mass = labels.sum(-1, keepdim=True)
     labels = (1 - label_smoothing) * labels + label_smoothing * mass / labels.shape[-1]

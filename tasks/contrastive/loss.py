@@ -1,9 +1,9 @@
-"""The contrastive loss of two columns, over the rows of all processes: softmax (CLIP) or sigmoid (SigLIP).
+"""The contrastive loss of two columns over the rows of all processes: softmax (CLIP) or sigmoid (SigLIP).
 
-Notable: nothing here waits for the device, but one exchange of row counts where several processes train. Rows that lack a
-column stay in their places with zeros and are masked, so shapes do not follow from which rows have what.
+Notable: nothing here synchronises with the device, except one exchange of row counts in distributed training. Rows that
+lack a column keep their index, hold zeros and are masked, so shapes do not depend on which rows have which column.
 
-Shapes: n rows, C columns, D width of the space, K keys of a row.
+Shapes: n rows, C columns, D width of the shared space, K keys per row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def key_of(value: Any) -> int:
-    """A 63-bit number for a value, the same in every process; a raw tensor by its type, shape and content."""
+def hash_value(value: Any) -> int:
+    """Hashes a value to 63 bits, above 0 and equal in every process; a tensor by its dtype, shape and content."""
     if isinstance(value, Tensor):
         plain = value.detach().cpu().contiguous()
         data = (
@@ -29,7 +29,7 @@ def key_of(value: Any) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1 | 1
 
 
-def alike(keys: Tensor) -> Tensor:
+def share_key(keys: Tensor) -> Tensor:
     """(n, K) int64 keys, 0 = none -> (n, n) bool, True where two rows share a key."""
     out = torch.zeros(len(keys), len(keys), dtype=torch.bool, device=keys.device)
     for column in keys.unbind(1):
@@ -46,39 +46,39 @@ def pair_loss(
     bias: Tensor | None = None,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """How well each row's two vectors find each other among the rows that have both: the mean over those rows.
+    """The symmetric contrastive loss between two columns: the mean over the rows that have both.
 
-    With no two rows alike this is open_clip's `ClipLoss` (Radford et al. 2021), or with a bias its `SigLipLoss` (Zhai et
-    al. 2023). Rows that are alike are neither match nor mismatch of each other: they are left out.
+    Without entries in `same` this equals open_clip's `ClipLoss` (Radford et al. 2021), or with a bias its `SigLipLoss`
+    (Zhai et al. 2023). Pairs of rows in `same` are neither positives nor negatives: they are masked.
 
     Args:
-        a, b: (n, D) float32, unit length; anything finite where a row lacks one.
-        has: (n,) bool, which rows have both.
-        same: (n, n) bool, which rows show the same thing.
+        a, b: (n, D) float32 embeddings of unit length; any finite values where a row lacks one.
+        has: (n,) bool, the rows that have both columns.
+        same: (n, n) bool, pairs of rows that are not negatives of each other.
         scale: factor of the cosines.
-        bias: added to the logits; given, the loss is the sigmoid one.
-        label_smoothing: share of each row's target that is spread evenly over all its candidates, its own among them, as
-            `torch.nn.functional.cross_entropy` does; of the softmax loss.
+        bias: added to the logits; if given, the loss is the sigmoid one.
+        label_smoothing: share of each row's target that is spread evenly over all its candidates, the positive included,
+            as in `torch.nn.functional.cross_entropy`. Softmax loss only.
 
     Returns:
-        A scalar, 0 with a graph where no row has both.
+        A scalar; 0 with a graph where no row has both columns.
     """
     with torch.autocast(a.device.type, enabled=False):  # half precision rounds logits of 100 to steps of 0.5
         logits = scale.float() * a.float() @ b.float().T
-    out = same | ~has[:, None] | ~has
-    own = torch.eye(len(a), dtype=torch.bool, device=a.device)
+    masked = same | ~has[:, None] | ~has
+    diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
     if bias is None:
-        found = logits.masked_fill(out & ~own, -torch.inf)
-        each = found.logsumexp(1) + found.logsumexp(0) - 2 * logits.diagonal()
-        if label_smoothing:  # what the row's own logit stands above the mean of its candidates'
-            count = (~out | own).sum(1)
-            left = logits.masked_fill(out & ~own, 0)
-            above = 2 * logits.diagonal() - (left.sum(1) + left.sum(0)) / count
-            each = each + label_smoothing * above
+        kept = logits.masked_fill(masked & ~diagonal, -torch.inf)
+        each = kept.logsumexp(1) + kept.logsumexp(0) - 2 * logits.diagonal()
+        if label_smoothing:  # the positive's logit minus the mean logit of the row's candidates
+            count = (~masked | diagonal).sum(1)
+            finite = logits.masked_fill(masked & ~diagonal, 0)
+            margin = 2 * logits.diagonal() - (finite.sum(1) + finite.sum(0)) / count
+            each = each + label_smoothing * margin
         each = each.masked_fill(~has, 0) / 2
     else:
-        signed = torch.where(own, 1.0, -1.0) * (logits + bias.float())
-        each = -F.logsigmoid(signed).masked_fill((out & ~own) | (own & ~has), 0).sum(1)
+        signed = torch.where(diagonal, 1.0, -1.0) * (logits + bias.float())
+        each = -F.logsigmoid(signed).masked_fill((masked & ~diagonal) | (diagonal & ~has), 0).sum(1)
     return each.sum() / has.sum().clamp(min=1)
 
 
@@ -86,21 +86,21 @@ def pair_loss(
 
 
 def gather_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The rows of all processes, in the order of their ranks, with gradients back to each; they may differ in number.
+    """Gathers the rows of all processes in rank order, with gradients to each process; row counts may differ.
 
-    Every process then has the loss of the whole batch, as one process would: DDP's mean over equal losses is right.
+    Every process then computes the loss of the whole batch, so DDP's mean over equal losses is correct.
 
     Args:
-        tensors: of the same number of rows.
+        tensors: with the same number of rows.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return tensors
     world = torch.distributed.get_world_size()
     if world == 1:
         return tensors
-    mine = torch.tensor([len(tensors[0])], device=tensors[0].device)
-    counts = torch.empty(world, dtype=mine.dtype, device=mine.device)
-    torch.distributed.all_gather_into_tensor(counts, mine)
+    own_count = torch.tensor([len(tensors[0])], device=tensors[0].device)
+    counts = torch.empty(world, dtype=own_count.dtype, device=own_count.device)
+    torch.distributed.all_gather_into_tensor(counts, own_count)
     counts = counts.tolist()
     return tuple(_Gather.apply(t, counts, torch.distributed.get_rank()) for t in tensors)
 

@@ -1,7 +1,7 @@
-"""CLIP: two or more modalities in one space, matching rows pulled together (Radford et al. 2021).
+"""CLIP: contrastive learning of one embedding space for two or more modalities (Radford et al. 2021).
 
-Any number of front-ends by column name, one trunk for all or one each; a row may lack any of its columns, and so may
-a whole batch. The loss is that of each pair of columns (`pair_loss`), averaged over the pairs that the batch has.
+It takes any number of tokenizers by column name and one trunk for all or one each. A row, or a whole batch, may lack any
+column. The loss is `pair_loss` of each pair of columns, averaged over the pairs that the batch has.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worldtokens.backbone.pooling import POOLS, AttentionPool, pool_tokens, usual_pool
+from worldtokens.backbone.pooling import POOLS, AttentionPool, default_pool, pool_tokens
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tasks.base import Task, evaluating
-from worldtokens.tasks.contrastive.loss import alike, gather_rows, key_of, pair_loss
+from worldtokens.tasks.contrastive.loss import gather_rows, hash_value, pair_loss, share_key
 from worldtokens.tasks.contrastive.standardize import Standardize
-from worldtokens.tasks.metrics.retrieval import between
+from worldtokens.tasks.metrics.retrieval import retrieval_metrics
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokens import Tokens
 
@@ -30,7 +30,7 @@ MAX_SCALE = 100.0
 
 
 class Ranking(NamedTuple):
-    """What `CLIP.rank` gives: for every query the candidates' numbers, best first, and their cosines."""
+    """The result of `CLIP.rank`: for every query the indices of the candidates, best first, and their cosines."""
 
     order: Tensor  # (Q, C) int64
     scores: Tensor  # (Q, C) float, in that order
@@ -40,29 +40,29 @@ class CLIP(Task):
     """A contrastive model over named columns.
 
     Args:
-        tokenizers: front-ends by column name, e.g. ``{"image": ..., "text": ...}``.
+        tokenizers: tokenizers by column name, e.g. ``{"image": ..., "text": ...}``.
         trunk: one Transformer for all columns, or one for each by name.
         dim: width of the shared space.
-        pool: ``"mean" | "first" | "last" | "patches"`` (the mean without class token and registers) for all columns or
-            by name, where it may also be an `AttentionPool`. Default: the last token where reading is causal, the class
-            token where there is one, else the mean.
+        pool: ``"mean" | "first" | "last" | "patches"`` (mean without class token and registers), for all columns or by
+            name; by name it may also be an `AttentionPool`. Default: the last token for causal attention, else the class
+            token if there is one, else the mean.
         loss: ``"clip"`` (softmax over the batch) or ``"siglip"`` (a sigmoid for every pair, Zhai et al. 2023).
-        projection: from a trunk's width to `dim`, for all columns or by name: ``"linear"``, ``"bias"`` (linear with a
-            bias) or ``"none"``.
-        pairs: the pairs of columns that the loss is over, e.g. ``[["image", "text"], ["image", "audio"]]``; None: all.
-            A pair left out is matched by way of the others (ImageBind, Girdhar et al. 2023).
-        same: columns by which rows are alike: two rows of one value there show the same thing, so neither is the other's
-            negative. Front-ends' columns, compared as read, or others of the row, such as ``"id"`` where several rows
-            belong to one image. None: the columns of text, so that a caption which several rows of a batch share is
+        projection: projection from the trunk's width to `dim`, for all columns or by name: ``"linear"`` (no bias),
+            ``"bias"`` (linear with a bias) or ``"none"``.
+        pairs: pairs of columns in the loss, e.g. ``[["image", "text"], ["image", "audio"]]``; None: all. Columns without
+            a pair of their own align through the others (ImageBind, Girdhar et al. 2023).
+        same: columns that mark false negatives: two rows with an equal value there are not negatives of each other. These
+            are the tokenizers' columns, compared as read, or other columns of the row, such as ``"id"`` where several
+            rows belong to one image. None: the text columns, so that a caption shared by several rows of a batch is
             no false negative. ``[]``: every other row is a negative, as in open_clip.
-        standardize: every column's channels in the shared space are brought to mean 0 and variance 1 before vectors are made
-            unit length, by the batch in training and by running figures after (`Standardize`): what all images have in
-            common is no likeness then. Helps models trained from scratch on small sets.
-        label_smoothing: share of each match's target that is spread evenly over the batch (label smoothing, Szegedy et al. 2016), so
-            that small sets are memorised later. Only with ``loss="clip"``.
+        standardize: standardise each column's channels in the shared space to mean 0 and variance 1 before embeddings
+            are normalised, by batch statistics in training and by running statistics in evaluation (`Standardize`). This
+            removes what all samples of a column share; it helps models trained from scratch on small sets.
+        label_smoothing: share of each target that is spread evenly over the batch (Szegedy et al. 2016), 0 to below 1;
+            delays memorisation of small sets. Only with ``loss="clip"``.
 
     Raises:
-        ValueError: fewer than two columns, widths that do not fit, or pairs of unknown columns.
+        ValueError: fewer than two columns, widths that do not match, or pairs of unknown columns.
     """
 
     metric = ("mean/R@10", "max")
@@ -82,12 +82,12 @@ class CLIP(Task):
     ) -> None:
         super().__init__()
         if len(tokenizers) < 2:
-            raise ValueError(f"CLIP matches two or more columns, got {sorted(tokenizers)}")
+            raise ValueError(f"CLIP needs two or more columns, got {sorted(tokenizers)}")
         if loss not in ("clip", "siglip"):
             raise ValueError(f"loss={loss!r}, expected 'clip' or 'siglip'")
-        for name, given in (("trunk", trunk), ("pool", pool), ("projection", projection)):
-            if isinstance(given, Mapping) and set(given) != set(tokenizers):
-                raise ValueError(f"{name} names {sorted(given)}, the columns are {sorted(tokenizers)}")
+        for name, value in (("trunk", trunk), ("pool", pool), ("projection", projection)):
+            if isinstance(value, Mapping) and set(value) != set(tokenizers):
+                raise ValueError(f"{name} names {sorted(value)}, the columns are {sorted(tokenizers)}")
         if not 0 <= label_smoothing < 1 or (label_smoothing and loss != "clip"):
             raise ValueError(
                 f"label_smoothing={label_smoothing} with loss={loss!r}, expected 0 <= label_smoothing < 1 with 'clip'"
@@ -100,22 +100,22 @@ class CLIP(Task):
         for name, tokenizer in tokenizers.items():
             width = self._trunk(name).dim
             if tokenizer.dim != width:
-                raise ValueError(
-                    f"the {name!r} front-end gives tokens {tokenizer.dim} wide, its trunk takes {width}"
-                )
+                raise ValueError(f"the {name!r} tokenizer has dim={tokenizer.dim}, its trunk dim={width}")
             how = pool[name] if isinstance(pool, Mapping) else pool
-            self.pooling[name] = how = usual_pool(tokenizer) if how is None else how
+            self.pooling[name] = how = default_pool(tokenizer) if how is None else how
             if isinstance(how, AttentionPool):
                 self.pools[name] = how
             elif how not in POOLS:
                 raise ValueError(f"pool of {name!r} is {how!r}, expected one of {POOLS} or an AttentionPool")
             kind = projection[name] if isinstance(projection, Mapping) else projection
             self.projections[name] = _projection(name, kind, width, dim)
-        self.standards = nn.ModuleDict({name: Standardize(dim) for name in tokenizers} if standardize else {})
+        self.standardizers = nn.ModuleDict(
+            {name: Standardize(dim) for name in tokenizers} if standardize else {}
+        )
         start = math.log(1 / 0.07) if loss == "clip" else math.log(10.0)
         self.logit_scale = nn.Parameter(torch.tensor(start))
         self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if loss == "siglip" else None
-        self.pairs = _checked_pairs(pairs, list(tokenizers))
+        self.pairs = _check_pairs(pairs, list(tokenizers))
         text = [name for name, t in tokenizers.items() if t.modality == "text"]
         self.same = text if same is None else list(same)
 
@@ -133,20 +133,20 @@ class CLIP(Task):
     # ---- forward -----------------------------------------------------------------------------------------
 
     def encode(self, column: str, batch: Batch | Tensor) -> Tensor:
-        """A front-end's batch (or a preprocessed tensor) -> (B, dim), unit length, with a graph."""
+        """Embeds a tokenizer's batch, or a preprocessed tensor: (B, dim) of unit length, with a graph."""
         x = self._projected(column, batch)
-        return F.normalize(self.standards[column](x) if self.standards else x, dim=-1)
+        return F.normalize(self.standardizers[column](x) if self.standardizers else x, dim=-1)
 
     def _projected(self, column: str, batch: Batch | Tensor) -> Tensor:
-        """Where a batch lies in the shared space, (B, dim) float32, of any length."""
+        """Projects a batch into the shared space: (B, dim) float32, not normalised."""
         return self.projections[column](self._pooled(column, batch)).float()
 
     def _pooled(self, column: str, batch: Batch | Tensor) -> Tensor:
-        """What the projection reads, (B, width of the trunk)."""
+        """Pooled features before the projection, (B, width of the trunk)."""
         return self._pool(column, self._trunk(column)(self.tokenizers[column](batch)))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The embeddings of every column that the batch has: ``{column: (rows that have it, dim)}``."""
+        """Embeds every column that the batch has: ``{column: (rows that have it, dim)}``."""
         return {name: self.encode(name, batch[name]) for name in self.tokenizers if name in batch}
 
     def read(
@@ -155,33 +155,33 @@ class CLIP(Task):
         rng: random.Random | None = None,
         augment: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> dict[str, Any]:
-        """As `Task.read`, and the columns named in `same`."""
+        """As `Task.read`, with the columns named in `same` added."""
         raws = super().read(row, rng, augment)
         others = (name for name in self.same if name not in self.tokenizers and row.get(name) is not None)
         return raws | {name: row[name] for name in others}
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """As `Task.collate`; ``batch["same"]`` is (rows, K) int64, where rows that are alike share a number above 0."""
+        """As `Task.collate`; ``batch["same"]`` holds (rows, K) int64 hashes of the columns in `same`, 0 where missing."""
         batch = super().collate(rows)
         if self.same:
-            keys = [[key_of(row[name]) if name in row else 0 for name in self.same] for row in rows]
+            keys = [[hash_value(row[name]) if name in row else 0 for name in self.same] for row in rows]
             batch["same"] = torch.tensor(keys, dtype=torch.int64).view(len(rows), len(self.same))
         return batch
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The contrastive loss of every pair of columns, over the rows that have both; the mean over the pairs.
+        """Contrastive loss of every pair of columns over the rows that have both, averaged over the pairs.
 
-        A batch without a single pair gives a zero that still has a graph.
+        A batch without any pair gives a zero with a graph.
         """
-        with torch.no_grad():  # in place, so that the rate can still pull it back from the bound
+        with torch.no_grad():  # clamped in place, so that gradients can still move it off the bound
             self.logit_scale.clamp_(0.0, math.log(MAX_SCALE))
-        found = {name: self._projected(name, batch[name]) for name in self.tokenizers if name in batch}
-        x, has = self._placed(found, batch["has"], batch["weight"])
+        projected = {name: self._projected(name, batch[name]) for name in self.tokenizers if name in batch}
+        x, has = self._scatter(projected, batch["has"], batch["weight"])
         same = batch["same"] if "same" in batch else has.new_zeros(len(has), 0, dtype=torch.int64)
-        x, facts = gather_rows(x, torch.cat([has.long(), same], 1))
-        has, same = facts[:, : len(self.columns)] > 0, alike(facts[:, len(self.columns) :])
+        x, gathered = gather_rows(x, torch.cat([has.long(), same], 1))
+        has, same = gathered[:, : len(self.columns)] > 0, share_key(gathered[:, len(self.columns) :])
         scale, losses, counts = self.logit_scale.exp(), [], []
-        x = self._unit(x, has)
+        x = self._normalized(x, has)
         for a, b in self.pairs:
             i, j = self.columns.index(a), self.columns.index(b)
             both = has[:, i] & has[:, j]
@@ -190,52 +190,54 @@ class CLIP(Task):
             )
             counts.append(both.any())
         total = torch.stack(losses).sum() / torch.stack(counts).sum().clamp(min=1)
-        figures = {}
+        per_pair = {}
         if len(self.pairs) > 1:
             pairs = zip(self.pairs, losses, strict=True)
-            figures = {f"{a}-{b}": loss.detach() for (a, b), loss in pairs if a in found and b in found}
-        return {"loss": total, "scale": scale.detach(), **figures}
+            per_pair = {
+                f"{a}-{b}": loss.detach() for (a, b), loss in pairs if a in projected and b in projected
+            }
+        return {"loss": total, "scale": scale.detach(), **per_pair}
 
-    def _unit(self, x: Tensor, has: Tensor) -> Tensor:
-        """(n, C, dim) of all processes -> unit length, standardised where that was asked for, by the rows that `has` names."""
-        if self.standards:
-            columns = [self.standards[name] for name in self.columns]
+    def _normalized(self, x: Tensor, has: Tensor) -> Tensor:
+        """Normalises (n, C, dim) of all processes; with `standardize`, standardises it first by the rows in `has`."""
+        if self.standardizers:
+            columns = [self.standardizers[name] for name in self.columns]
             x = torch.stack(
                 [
-                    standard.of_batch(x[:, i], has[:, i]) if self.training else standard(x[:, i])
-                    for i, standard in enumerate(columns)
+                    module.forward_batch(x[:, i], has[:, i]) if self.training else module(x[:, i])
+                    for i, module in enumerate(columns)
                 ],
                 1,
             )
         return F.normalize(x, dim=-1)
 
-    def _placed(
-        self, found: Mapping[str, Tensor], has: Mapping[str, tuple[int, ...] | None], n: int
+    def _scatter(
+        self, projected: Mapping[str, Tensor], has: Mapping[str, tuple[int, ...] | None], n: int
     ) -> tuple[Tensor, Tensor]:
-        """Vectors at their rows' places, (n, C, dim) with zeros elsewhere, and which are there, (n, C) bool."""
-        columns, there = [], []
+        """Scatters vectors to their rows: (n, C, dim) with zeros elsewhere, and (n, C) bool, True where set."""
+        columns, present = [], []
         for name in self.columns:
-            x, rows = found.get(name), has.get(name)
+            x, rows = projected.get(name), has.get(name)
             if x is None:
                 x, rows = self.logit_scale.new_zeros(n, self.dim), ()
             elif rows is not None:
-                places = torch.tensor(rows, dtype=torch.long, device=x.device)
-                x = x.new_zeros(n, self.dim).index_copy(0, places, x)
+                indices = torch.tensor(rows, dtype=torch.long, device=x.device)
+                x = x.new_zeros(n, self.dim).index_copy(0, indices, x)
             columns.append(x)
-            there.append([True] * n if rows is None else [i in set(rows) for i in range(n)])
-        return torch.stack(columns, 1), torch.tensor(there, device=columns[0].device).view(-1, n).T
+            present.append([True] * n if rows is None else [i in set(rows) for i in range(n)])
+        return torch.stack(columns, 1), torch.tensor(present, device=columns[0].device).view(-1, n).T
 
-    # ---- what a person asks ------------------------------------------------------------------------------
+    # ---- inference ---------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def embed(self, column: str, sources: Any, batch_size: int = 64) -> Tensor:
-        """Files, texts or preprocessed tensors -> vectors in the shared space.
+        """Embeds files, texts or preprocessed tensors into the shared space.
 
         Args:
-            column: which front-end, e.g. ``"text"``.
-            sources: a list of what the front-end's `read` takes; one string; or a preprocessed batch (a float
-                (B, 3, H, W) for images, int64 (B, N) ids for text).
-            batch_size: sources worked on at a time.
+            column: column of the tokenizer, e.g. ``"text"``.
+            sources: a list of what the tokenizer's `read` accepts; one string; or a preprocessed batch (float
+                (B, 3, H, W) for images, int64 (B, N) token ids for text).
+            batch_size: sources per forward pass.
 
         Returns:
             (B, dim) float32 on the model's device, unit length.
@@ -243,13 +245,13 @@ class CLIP(Task):
         Raises:
             InputError: no such column, or a source cannot be read.
         """
-        return self._each(self.encode, self.dim, column, sources, batch_size)
+        return self._encode_sources(self.encode, self.dim, column, sources, batch_size)
 
     def features(self, column: str, sources: Any, batch_size: int = 64) -> Tensor:
-        """As `embed`, but what the projection to the shared space reads: for linear probes, as Radford et al. (2021) took them.
+        """As `embed`, but the features before the projection: for linear probes, as in Radford et al. (2021).
 
         Returns:
-            (B, width of the column's trunk) float32, of any length.
+            (B, width of the column's trunk) float32, not normalised.
 
         Raises:
             InputError: as `embed`.
@@ -259,9 +261,9 @@ class CLIP(Task):
             return self._pooled(column, batch).float()
 
         width = self._trunk(column).dim if column in self.tokenizers else 0
-        return self._each(pooled, width, column, sources, batch_size)
+        return self._encode_sources(pooled, width, column, sources, batch_size)
 
-    def _each(
+    def _encode_sources(
         self, encode: Callable[..., Tensor], width: int, column: str, sources: Any, batch_size: int
     ) -> Tensor:
         if column not in self.tokenizers:
@@ -283,7 +285,7 @@ class CLIP(Task):
         templates: Sequence[str | Callable[[str], str]] = ("{}",),
         column: str = "text",
     ) -> Tensor:
-        """One vector for each class: the mean over its prompts, each of unit length, made unit length again."""
+        """Class embeddings (C, dim): the mean of the normalised embeddings of a class's prompts, normalised again."""
         if not classes or not templates:
             raise InputError("zero-shot needs at least one class and one template")
         prompts = [t(c) if callable(t) else t.format(c) for c in classes for t in templates]
@@ -298,12 +300,13 @@ class CLIP(Task):
         column: str = "image",
         text: str = "text",
     ) -> Tensor:
-        """Which of the classes, told in words, each image shows.
+        """Zero-shot classification: probabilities of classes given by name.
 
         Args:
-            images: as `embed` takes.
-            classes: C names.
+            images: as in `embed`.
+            classes: C class names.
             templates: prompts with ``{}`` for the name, or functions of it, averaged per class.
+            column, text: columns of the images and of the prompts.
 
         Returns:
             (B, C) probabilities.
@@ -314,10 +317,10 @@ class CLIP(Task):
         return logits.softmax(-1)
 
     def rank(self, queries: Any, candidates: Any, query: str = "text", candidate: str = "image") -> Ranking:
-        """Order the candidates for every query by cosine, best first.
+        """Ranks the candidates of every query by cosine, best first.
 
         Args:
-            queries, candidates: as `embed` takes, or (n, dim) float embeddings made before.
+            queries, candidates: as in `embed`, or precomputed (n, dim) float embeddings.
             query, candidate: their columns.
 
         Returns:
@@ -327,17 +330,17 @@ class CLIP(Task):
         scores, order = (q @ c.T).sort(dim=-1, descending=True, stable=True)
         return Ranking(order, scores)
 
-    def _vectors(self, column: str, given: Any) -> Tensor:
-        if isinstance(given, Tensor) and given.ndim == 2 and given.is_floating_point():
-            return F.normalize(given.to(self.device).float(), dim=-1)
-        return self.embed(column, given)
+    def _vectors(self, column: str, sources: Any) -> Tensor:
+        if isinstance(sources, Tensor) and sources.ndim == 2 and sources.is_floating_point():
+            return F.normalize(sources.to(self.device).float(), dim=-1)
+        return self.embed(column, sources)
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64) -> dict[str, float]:
-        """Retrieval between every pair of columns, both ways.
+        """Retrieval metrics between every pair of columns, in both directions.
 
-        A list in a column (several captions of one image) is several queries, and as candidates any of them is a
-        hit. Rows that lack a column are left out of its pairs.
+        A list in a column (several captions of one image) counts as several queries; as candidates, any of them is a
+        hit. Rows that lack a column are skipped in its pairs.
 
         Returns:
             ``"text_to_image/R@1"``, ``.../R@5``, ``.../R@10``, ``.../chance@k``, ``.../median_rank`` for each pair and
@@ -345,21 +348,21 @@ class CLIP(Task):
         """
         vectors, ids = {}, {}
         for name in self.columns:
-            sources, owner = [], []
+            sources, owners = [], []
             for i, row in enumerate(rows):
                 value = row.get(name)
                 values = value if isinstance(value, list) else [] if value is None else [value]
                 sources += values
-                owner += [i] * len(values)
+                owners += [i] * len(values)
             if sources:
-                vectors[name], ids[name] = self.embed(name, sources, batch_size), owner
-        out = between(vectors, ids)
+                vectors[name], ids[name] = self.embed(name, sources, batch_size), owners
+        out = retrieval_metrics(vectors, ids)
         if not out:
             raise InputError(f"no row has two of this model's columns {self.columns}")
         return out
 
 
-def _checked_pairs(pairs: Sequence[Sequence[str]] | None, columns: Sequence[str]) -> list[tuple[str, str]]:
+def _check_pairs(pairs: Sequence[Sequence[str]] | None, columns: Sequence[str]) -> list[tuple[str, str]]:
     if pairs is None:
         return list(itertools.combinations(columns, 2))
     found = [tuple(p) for p in pairs]
@@ -374,7 +377,7 @@ def _projection(column: str, kind: str, width: int, dim: int) -> nn.Module:
         raise ValueError(f"projection of {column!r} is {kind!r}, expected 'linear', 'bias' or 'none'")
     if kind == "none":
         if width != dim:
-            raise ValueError(f"the {column!r} trunk is {width} wide: projection='none' needs dim={width}")
+            raise ValueError(f"the {column!r} trunk has dim={width}: projection='none' needs dim={width}")
         return nn.Identity()
     layer = nn.Linear(width, dim, bias=kind == "bias")
     nn.init.normal_(layer.weight, std=width**-0.5)

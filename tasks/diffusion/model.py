@@ -1,9 +1,9 @@
-"""Images out of noise, told what to show: rectified flow with a DiT trunk (Liu et al. 2023; Peebles & Xie 2023).
+"""Conditional image generation: rectified flow with a DiT trunk (Liu et al. 2023; Peebles & Xie 2023).
 
-An image x1 and noise x0 are joined by a straight line, x_t = (1 - t) x0 + t x1, and the trunk learns its direction,
-x1 - x0. Time, and the mean of what is asked for, modulate every block (adaLN-zero); the words themselves are read by
-cross-attention. With some chance a row's condition is taken away in training and a learned null stands in its place, so
-that sampling may go beyond the condition (classifier-free guidance).
+An image x1 and noise x0 are interpolated linearly, x_t = (1 - t) x0 + t x1, and the trunk learns the velocity x1 - x0.
+The timestep and the mean of the condition modulate every block (adaLN-zero); the condition's tokens are the context of
+cross-attention. In training a row's condition is dropped at random and replaced by a learned null embedding, which
+enables classifier-free guidance in sampling.
 
 Shapes: B rows, N tokens of an image, K tokens of a condition, D width.
 """
@@ -20,42 +20,43 @@ from torch import Tensor, nn
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tasks.base import Task, evaluating
-from worldtokens.tasks.diffusion.conditioning import asked, nulls, with_nulls
-from worldtokens.tasks.diffusion.samplers import Sampler, guided, heun, times
-from worldtokens.tasks.diffusion.spaces import space_of
-from worldtokens.tasks.seq2seq.model import beside, context_width, spread
+from worldtokens.tasks.diffusion.conditioning import fill_nulls, null_tokens, read_conditions
+from worldtokens.tasks.diffusion.samplers import Sampler, guide, heun, make_timesteps
+from worldtokens.tasks.diffusion.spaces import make_space
+from worldtokens.tasks.seq2seq.context import beside, spread
+from worldtokens.tasks.seq2seq.model import context_width
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.patches import sincos_positions
 from worldtokens.tokens import Tokens
 
-CLOCK = 256  # channels that time is told in
+TIME_CHANNELS = 256  # channels of the sinusoidal timestep embedding
 
 
 class Diffusion(Task):
-    """Draws one column from all the others.
+    """Generates one column conditioned on all the others.
 
         model = wt.Diffusion(
             {"image": wt.ImageTokenizer(256, patch=4, size=32), "text": wt.TextTokenizer(...)},
-            trunk=wt.Transformer(256, 6, 4, modulated=True, cross=True, rope=2),
+            trunk=wt.Transformer(256, 6, 4, adaln=True, cross=True, rope=2),
             encoder=wt.Transformer(256, 2, 4),
         )
         model.sample(["red heart"], guidance=3.0)[0].save("heart.png")
 
     Args:
-        tokenizers: front-ends by column. With the target alone the model has no condition.
-        trunk: ``Transformer(modulated=True)`` of the target's width, with ``cross=True`` where other columns are read.
-        encoder: what the condition's tokens go through first, or None.
-        target: the column that is drawn: an `ImageTokenizer` of one size (flow over pixels) or a trained
+        tokenizers: tokenizers by column name. With the target alone the model is unconditional.
+        trunk: ``Transformer(adaln=True)`` of the target's width, with ``cross=True`` if there are other columns.
+        encoder: trunk applied to the condition's tokens first, or None.
+        target: column to generate: an `ImageTokenizer` of one size (flow over pixels) or a trained
             `DiscreteTokenizer` (flow over its codes).
-        condition_dropout: chance that a row's whole condition is taken away in training.
-        timestep_sampling: how times are drawn in training: ``"logit_normal"``, more from the middle (Esser et al. 2024), or
-            ``"uniform"``.
-        timestep_mean: of ``"logit_normal"``, the mean of log(t / (1 - t)): below 0 more of the times lie near the noise.
-        prediction: what the trunk's last map says: the ``"velocity"``, or the image itself, ``"data"``, from which the
-            velocity follows (Li & He 2025): better where patches are large. The loss is that of velocities in either case.
+        condition_dropout: probability that a row's whole condition is dropped in training, 0 to below 1.
+        timestep_sampling: distribution of training timesteps: ``"logit_normal"``, denser in the middle (Esser et al.
+            2024), or ``"uniform"``.
+        timestep_mean: mean of log(t / (1 - t)) for ``"logit_normal"``; below 0 more timesteps lie near the noise.
+        prediction: output of the model: ``"velocity"``, or the clean image, ``"data"``, from which the velocity follows
+            (Li & He 2025): better for large patches. The loss is that of velocities in either case.
 
     Raises:
-        ValueError: columns, widths or settings that do not fit together.
+        ValueError: columns, widths or settings that do not match.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Diffusion(Task):
     ) -> None:
         super().__init__()
         if target not in tokenizers:
-            raise ValueError(f"no column {target!r} to draw, got {sorted(tokenizers)}")
+            raise ValueError(f"no target column {target!r}, got {sorted(tokenizers)}")
         if (
             timestep_sampling not in ("logit_normal", "uniform")
             or prediction not in ("velocity", "data")
@@ -91,50 +92,48 @@ class Diffusion(Task):
         )
         self._check_widths()
         dim = trunk.dim
-        self.space = space_of(self.front)
-        self.clock = nn.Sequential(nn.Linear(CLOCK, dim), nn.SiLU(), nn.Linear(dim, dim))
-        for layer in (self.clock[0], self.clock[2]):
+        self.space = make_space(self.front)
+        self.time_mlp = nn.Sequential(nn.Linear(TIME_CHANNELS, dim), nn.SiLU(), nn.Linear(dim, dim))
+        for layer in (self.time_mlp[0], self.time_mlp[2]):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
         self.out = nn.Linear(dim, self.space.values)
-        nn.init.zeros_(self.out.weight)  # what it says first is the mean: zero
+        nn.init.zeros_(self.out.weight)  # the initial prediction is zero, the mean
         nn.init.zeros_(self.out.bias)
-        self.null = self.summary = None
+        self.null = self.context_proj = None
         if self.sources:
             width = context_width(trunk)
             self.null = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
-            self.summary = nn.Linear(width, dim)
-            nn.init.normal_(self.summary.weight, std=0.02)
-            nn.init.zeros_(self.summary.bias)
+            self.context_proj = nn.Linear(width, dim)
+            nn.init.normal_(self.context_proj.weight, std=0.02)
+            nn.init.zeros_(self.context_proj.bias)
 
     def _check_widths(self) -> None:
         cfg = getattr(self.trunk, "cfg", None)
-        if cfg is None or not cfg.modulated or cfg.cross != bool(self.sources):
+        if cfg is None or not cfg.adaln or cfg.cross != bool(self.sources):
             raise ValueError(
-                f"the columns {self.sources} are read, so the trunk has to be a Transformer with modulated=True and "
+                f"the source columns are {self.sources}, so the trunk has to be a Transformer with adaln=True and "
                 f"cross={bool(self.sources)}"
             )
         if self.front.dim != self.trunk.dim:
             raise ValueError(
-                f"the {self.target!r} tokens are {self.front.dim} wide, the trunk {self.trunk.dim}"
+                f"the {self.target!r} tokenizer has dim={self.front.dim}, the trunk dim={self.trunk.dim}"
             )
         widths = {c: self.tokenizers[c].dim for c in self.sources}
-        reader = context_width(self.trunk) if self.encoder is None else self.encoder.dim
-        if set(widths.values()) - {reader} or (
-            self.encoder and self.encoder.dim != context_width(self.trunk)
-        ):
+        width = context_width(self.trunk) if self.encoder is None else self.encoder.dim
+        if set(widths.values()) - {width} or (self.encoder and self.encoder.dim != context_width(self.trunk)):
             raise ValueError(
-                f"the condition's tokens are {widths} wide, the encoder "
-                f"{self.encoder and self.encoder.dim}, and the trunk reads {context_width(self.trunk)}: give them one width"
+                f"the condition's tokenizers have dim {widths}, the encoder "
+                f"{self.encoder and self.encoder.dim}, the trunk's cross-attention {context_width(self.trunk)}: expected one width"
             )
 
     @property
     def front(self) -> Tokenizer:
-        """The target's front-end."""
+        """The target's tokenizer."""
         return self.tokenizers[self.target]
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Rows from `read` -> one batch, which counts for as many rows as have an image."""
+        """Collates rows from `read` into one batch; its weight is the number of rows with an image."""
         batch = super().collate(rows)
         batch["rows"] = len(rows)
         batch["weight"] = sum(self.target in row for row in rows)
@@ -143,65 +142,69 @@ class Diffusion(Task):
     # ---- forward -----------------------------------------------------------------------------------------
 
     def condition(self, batch: Mapping[str, Any], dropped: Sequence[bool] | None = None) -> Tokens | None:
-        """What the trunk reads, (B, K, D): the null where a row has no condition, or is to lose it.
+        """The trunk's context, (B, K, D): the null embedding where a row has no condition or it is dropped.
 
         Args:
-            batch: from `collate`; its target, if any, is not looked at.
-            dropped: for each row whether its condition is taken away.
+            batch: from `collate`; its target is not used.
+            dropped: for each row, whether its condition is dropped.
         """
         if not self.sources:
             return None
         rows, has = batch["rows"], batch["has"]
         parts = [spread(self.tokenizers[c](batch[c]), has.get(c), rows) for c in self.sources if c in batch]
         if not parts:
-            return nulls(self.null, [True] * rows)
+            return null_tokens(self.null, [True] * rows)
         context = beside(parts)
-        return with_nulls(context if self.encoder is None else self.encoder(context), self.null, dropped)
+        return fill_nulls(context if self.encoder is None else self.encoder(context), self.null, dropped)
 
     def velocity(self, x: Tensor, t: Tensor, context: Tokens | None = None) -> Tensor:
-        """Where x is going at time t.
+        """Predicts the velocity dx/dt at time t.
 
         Args:
-            x: (B, ...), an image in the target's space, from noise to clean.
+            x: (B, ...), noisy values in the target's space.
             t: (B,) in [0, 1].
             context: from `condition`.
 
         Returns:
-            Like x, float32.
+            Shaped as x, float32.
         """
-        told = self.clock(sincos_positions(1000 * t.float()[:, None], CLOCK).to(self.out.weight.dtype))
+        condition = self.time_mlp(
+            sincos_positions(1000 * t.float()[:, None], TIME_CHANNELS).to(self.out.weight.dtype)
+        )
         if context is not None:
-            told = told + self.summary(context.pool("mean"))
+            condition = condition + self.context_proj(context.pool("mean"))
         tokens = self.space.embed(self.front, x.to(self.out.weight.dtype))
-        # images fill their rows, so they read each other without a mask, whatever the condition's lengths are
-        kind = "full" if self.trunk.cfg.window is None else None
-        out = self.out(self.trunk(tokens, context=context, condition=told, kind=kind).x)
+        # images have no padding, so self-attention needs no mask, whatever the lengths of the conditions
+        mode = "full" if self.trunk.cfg.window is None else None
+        out = self.out(self.trunk(tokens, context=context, condition=condition, mode=mode).x)
         out = self.space.unfold(self.front, out.float(), x)
         if self.prediction == "velocity":
             return out
-        return (out - x) / self._left(t, x)
+        return (out - x) / self._time_left(t, x)
 
-    def _left(self, t: Tensor, x: Tensor) -> Tensor:
-        """The time that is left, shaped as x; held above 0.05 in training, since all errors are divided by it."""
-        return (1 - _like(t, x)).clamp(min=0.05 if self.training else 1e-3)
+    def _time_left(self, t: Tensor, x: Tensor) -> Tensor:
+        """1 - t, broadcast to x; at least 0.05 in training, because errors are divided by it."""
+        return (1 - _broadcast(t, x)).clamp(min=0.05 if self.training else 1e-3)
 
     def errors(self, clean: Tensor, noise: Tensor, t: Tensor, context: Tokens | None) -> Tensor:
-        """(B,) the mean squared error of each row's velocity, at the given noise and times."""
-        along = _like(t, clean)
-        made = self.velocity((1 - along) * noise + along * clean, t, context)
-        wanted = clean - noise
-        if self.prediction == "data":  # the same divisor on both sides, so that a right image has no error
-            wanted = wanted * (1 - along) / self._left(t, clean)
-        return (made - wanted).square().flatten(1).mean(1)
+        """Mean squared error of each row's velocity, (B,), at the given noise and timesteps."""
+        time = _broadcast(t, clean)
+        predicted = self.velocity((1 - time) * noise + time * clean, t, context)
+        target = clean - noise
+        if (
+            self.prediction == "data"
+        ):  # the same divisor on both sides, so that the correct image has no error
+            target = target * (1 - time) / self._time_left(t, clean)
+        return (predicted - target).square().flatten(1).mean(1)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The mean squared error of the velocity at random times; without an image a zero that has a graph."""
+        """Mean squared error of the velocity at random timesteps; a zero with a graph if no row has an image."""
         if not batch["weight"]:
             zero = sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0
             return {"loss": zero}
         clean = self.space.clean(self.front, batch[self.target])
         b, has = len(clean), batch["has"].get(self.target)
-        # drawn on the CPU: what is dropped decides lengths, which the device is not asked for
+        # drawn on the CPU: dropped rows determine lengths, which are needed without a device sync
         dropped = (torch.rand(batch["rows"]) < self.condition_dropout).tolist()
         t = (
             (torch.randn(b) + self.timestep_mean).sigmoid()
@@ -211,10 +214,10 @@ class Diffusion(Task):
         context = self.condition(batch, dropped)
         if has is not None and context is not None:
             context = context[list(has)]
-        each = self.errors(clean, torch.randn_like(clean), t.to(clean.device), context)
+        each = self.errors(clean, torch.randn_broadcast(clean), t.to(clean.device), context)
         return {"loss": each.mean()}
 
-    # ---- what a person asks ------------------------------------------------------------------------------
+    # ---- inference ---------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def sample(
@@ -228,49 +231,50 @@ class Diffusion(Task):
         shift: float = 1.0,
         batch_size: int = 64,
     ) -> list[Image.Image]:
-        """Images of what is asked for.
+        """Samples images.
 
         Args:
-            texts: what the condition's front-end reads, None among them for no condition; by column where there are
-                several, ``{"text": [...], "audio": [...]}``; or a number of images without condition.
-            steps: of the sampler.
-            guidance: 1 follows the condition as learned, more exaggerates it, 0 ignores it.
-            seed: of the noise: the i-th image has seed + i, or its own where a list is given. An image depends on its
-                own seed and condition alone, not on its batch.
-            size: side in pixels, or (height, width); None: that of training.
-            sampler: `heun`, `euler` or another of their kind.
-            shift: see `samplers.times`.
-            batch_size: images drawn at a time.
+            texts: conditions that the source column's tokenizer reads, None for no condition; by column if there are
+                several, ``{"text": [...], "audio": [...]}``; or a number of unconditional images.
+            steps: number of sampler steps.
+            guidance: classifier-free guidance scale: 1 samples the conditional model, above 1 strengthens the condition,
+                0 ignores it.
+            seed: seed of the noise: the i-th image uses seed + i, or a list gives one each. An image depends on its own
+                seed and condition only, not on its batch.
+            size: side in pixels, or (height, width); None: the training size.
+            sampler: `heun`, `euler` or another `Sampler`.
+            shift: see `samplers.make_timesteps`.
+            batch_size: images per forward pass.
 
         Raises:
-            InputError: a condition cannot be read, or numbers that do not fit.
+            InputError: a condition cannot be read, or a setting is out of its range.
         """
-        rows = asked(texts, {c: self.tokenizers[c] for c in self.sources})
+        rows = read_conditions(texts, {c: self.tokenizers[c] for c in self.sources})
         seeds = [seed + i for i in range(len(rows))] if isinstance(seed, int) else list(seed)
         if len(seeds) != len(rows):
             raise InputError(f"{len(seeds)} seeds for {len(rows)} images: give one each, or one number")
-        shape, schedule = self.space.shape(self.front, size), times(steps, shift)
+        shape, timesteps = self.space.shape(self.front, size), make_timesteps(steps, shift)
         out = []
         with evaluating(self):
             for i in range(0, len(rows), batch_size):
                 noise = torch.stack([_noise(shape, s) for s in seeds[i : i + batch_size]]).to(self.device)
                 batch = self.collate(rows[i : i + batch_size]).to(self.device)
-                x = sampler(self._guided(batch, guidance), noise, schedule)
-                out += self.space.pictures(self.front, x)
+                x = sampler(self._guided_velocity(batch, guidance), noise, timesteps)
+                out += self.space.images(self.front, x)
         return out
 
-    def _guided(self, batch: Batch, guidance: float) -> Any:
-        """The velocity that a sampler follows."""
+    def _guided_velocity(self, batch: Batch, guidance: float) -> Any:
+        """The velocity function for a sampler, with classifier-free guidance."""
         context = self.condition(batch)
         if context is None or guidance == 1:
             return lambda x, t: self.velocity(x, t, context)
-        null = nulls(self.null, [True] * batch["rows"])
+        null = null_tokens(self.null, [True] * batch["rows"])
         if guidance == 0:
             return lambda x, t: self.velocity(x, t, null)
         both = Tokens.stack([context, null])
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
-            return guided(
+            return guide(
                 *self.velocity(x.repeat(2, *[1] * (x.ndim - 1)), t.repeat(2), both).chunk(2), guidance
             )
 
@@ -278,49 +282,51 @@ class Diffusion(Task):
 
     @torch.no_grad()
     def evaluate(
-        self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64, looks: int = 4
+        self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64, timesteps: int = 4
     ) -> dict[str, float]:
-        """The loss on held-out rows, always at the same times and noise.
+        """Computes the loss on held-out rows at fixed timesteps and noise.
 
         Args:
-            rows: those without an image are left out.
-            looks: times at which each row is looked at, spread evenly over (0, 1).
+            rows: those without an image are skipped.
+            batch_size: rows per forward pass.
+            timesteps: number of timesteps per row, uniform in (0, 1).
 
         Returns:
-            ``loss``; and where there is a condition ``loss_null``, without it, and ``loss_shuffled``, with the next row's.
+            ``loss``; with a condition also ``loss_null``, without the condition, and ``loss_shuffled``, with the next
+            row's condition.
 
         Raises:
             InputError: no row has an image.
         """
-        held = [r for r in (rows[i] for i in range(len(rows))) if r.get(self.target) is not None]
-        if not held:
+        held_out = [r for r in (rows[i] for i in range(len(rows))) if r.get(self.target) is not None]
+        if not held_out:
             raise InputError(f"no row to evaluate has the column {self.target!r}")
         sums = {}
         with evaluating(self):
-            for i in range(0, len(held), batch_size):
-                raws = [self.read(r) for r in held[i : i + batch_size]]
-                after = [*raws[1:], self.read(held[(i + len(raws)) % len(held)])]
+            for i in range(0, len(held_out), batch_size):
+                raws = [self.read(r) for r in held_out[i : i + batch_size]]
+                shifted = [*raws[1:], self.read(held_out[(i + len(raws)) % len(held_out)])]
                 batch = self.collate(raws).to(self.device)
-                ways = {"loss": self.condition(batch)}
+                contexts = {"loss": self.condition(batch)}
                 if self.sources:
-                    ways["loss_null"] = nulls(self.null, [True] * len(raws))
-                    ways["loss_shuffled"] = self.condition(self.collate(after).to(self.device))
+                    contexts["loss_null"] = null_tokens(self.null, [True] * len(raws))
+                    contexts["loss_shuffled"] = self.condition(self.collate(shifted).to(self.device))
                 clean = self.space.clean(self.front, batch[self.target])
-                for look in range(looks):
-                    noise = [_noise(clean.shape[1:], (i + j) * looks + look) for j in range(len(raws))]
+                for k in range(timesteps):
+                    noise = [_noise(clean.shape[1:], (i + j) * timesteps + k) for j in range(len(raws))]
                     noise = torch.stack(noise).to(self.device)
-                    t = torch.full((len(raws),), (look + 0.5) / looks, device=self.device)
-                    for name, context in ways.items():
+                    t = torch.full((len(raws),), (k + 0.5) / timesteps, device=self.device)
+                    for name, context in contexts.items():
                         error = self.errors(clean, noise, t, context).sum()
-                        sums[name] = sums.get(name, 0.0) + float(error) / looks / len(held)
+                        sums[name] = sums.get(name, 0.0) + float(error) / timesteps / len(held_out)
         return sums
 
 
-def _like(t: Tensor, x: Tensor) -> Tensor:
-    """(B,) -> (B, 1, ...) as x has axes."""
+def _broadcast(t: Tensor, x: Tensor) -> Tensor:
+    """(B,) -> (B, 1, ...), with as many axes as x."""
     return t.view(-1, *[1] * (x.ndim - 1))
 
 
 def _noise(shape: Sequence[int], seed: int) -> Tensor:
-    """Normal noise that depends on its seed alone, on whatever device it is used."""
+    """Normal noise that depends on its seed only, not on the device."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

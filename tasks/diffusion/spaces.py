@@ -1,9 +1,9 @@
-"""What a diffusion model moves in: the pixels of an image front-end, or the codes of one whose images are ids.
+"""The spaces of a diffusion model: pixels of an ImageTokenizer, or latents of a DiscreteTokenizer's codec.
 
-A space has four verbs: `clean` (a batch as numbers of about unit size), `embed` (noisy numbers -> Tokens), `unfold` (what
-the trunk says of each token -> a shape like `clean`'s) and `images` (numbers -> images).
+A space has four methods: `clean` (a batch as values of about unit scale), `embed` (noisy values to Tokens), `unfold` (the
+trunk's output per token to the shape of `clean`) and `images` (values to images).
 
-Shapes: B images, N tokens, P values of a token, D width.
+Shapes: B images, N tokens, P values per token, D width.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from worldtokens.errors import InputError
-from worldtokens.tasks.classification.mixing import pictures_of
+from worldtokens.tasks.classification.mixing import normalized_images
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.discrete.tokenizer import DiscreteTokenizer
 from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
@@ -23,42 +23,41 @@ from worldtokens.tokenizers.patches import grid_coords, grid_of, sides, sincos_p
 from worldtokens.tokens import Tokens
 
 
-def space_of(front: Tokenizer) -> Pixels | Codes:
-    """The space of a front-end.
+def make_space(front: Tokenizer) -> Pixels | Codes:
+    """The space of a tokenizer.
 
     Raises:
-        ValueError: there is none for it.
+        ValueError: the tokenizer has no space.
     """
     if isinstance(front, ImageTokenizer):
         return Pixels(front)
     if isinstance(front, DiscreteTokenizer):
         return Codes(front)
-    raise ValueError(
-        f"images are drawn by way of an ImageTokenizer or a DiscreteTokenizer, got {type(front).__name__}"
-    )
+    raise ValueError(f"the target needs an ImageTokenizer or a DiscreteTokenizer, got {type(front).__name__}")
 
 
 class Pixels(nn.Module):
-    """Normalised pixels, (B, 3, H, W): the front-end's own patches in, a linear map's patches out.
+    """Normalised pixels, (B, 3, H, W).
 
-    The tokens are the front-end's, and `unfold` is the exact inverse of its cutting.
+    Tokens are the tokenizer's patch embeddings; `unfold` is the exact inverse of its patchify.
     """
 
     def __init__(self, front: ImageTokenizer) -> None:
         super().__init__()
         if (
             front.size is None
-            or front.resize == "pad"
+            or front.preprocess.resize == "pad"
             or any(s % p for s, p in zip(front.size, front.patch, strict=True))
         ):
             raise ValueError(
-                f"size={front.size}, patch={front.patch}, resize={front.resize!r}: to be drawn, images need one size, a "
+                f"size={front.size}, patch={front.patch}, resize={front.preprocess.resize!r}: a target needs one image "
+                "size, a multiple of the patch, and resize='crop' or 'squash'"
                 "multiple of the patch, and resize='crop' or 'squash'"
             )
         self.values = front.proj.in_features
 
     def shape(self, front: ImageTokenizer, size: int | Sequence[int] | None = None) -> tuple[int, ...]:
-        """Of one image: (3, H, W), the front-end's own size or another.
+        """Shape of one image: (3, H, W), at the tokenizer's size or another.
 
         Raises:
             InputError: a side is not a multiple of the patch.
@@ -69,8 +68,8 @@ class Pixels(nn.Module):
         return 3, *size
 
     def clean(self, front: ImageTokenizer, batch: Batch | Tensor) -> Tensor:
-        """A front-end's batch, or normalised floats as they are -> (B, 3, H, W) float32."""
-        return pictures_of(front, batch)
+        """A tokenizer's batch, or normalised floats (returned unchanged), as (B, 3, H, W) float32."""
+        return normalized_images(front, batch)
 
     def embed(self, front: ImageTokenizer, x: Tensor) -> Tokens:
         """(B, 3, H, W) -> (B, N, D)"""
@@ -80,17 +79,17 @@ class Pixels(nn.Module):
         """(B, N, P) -> (B, 3, H, W)"""
         return unpatchify(out[:, front.prefix :], front.patch, grid_of(like.shape[2:], front.patch))
 
-    def pictures(self, front: ImageTokenizer, x: Tensor) -> list[Image.Image]:
-        """(B, 3, H, W) -> B images."""
+    def images(self, front: ImageTokenizer, x: Tensor) -> list[Image.Image]:
+        """(B, 3, H, W) -> B PIL images."""
         mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (front.mean, front.std))
-        return _images(x.float() * std + mean)
+        return _to_pil(x.float() * std + mean)
 
 
 class Codes(nn.Module):
-    """The codes of a frozen image codec, (B, W, h, w): Rombach et al. 2022's latent diffusion.
+    """Codes of a frozen image codec, (B, W, h, w): latent diffusion (Rombach et al. 2022).
 
-    The velocity is that of the codes, divided by `scale`; what comes out is given to the codec's decoder as it is. A
-    place of the grid is a token, with sin-cos positions.
+    Codes are divided by `scale`; sampled codes go to the codec's decoder without quantisation. Each grid position is one
+    token, with sin-cos positions.
     """
 
     def __init__(self, front: DiscreteTokenizer) -> None:
@@ -102,10 +101,10 @@ class Codes(nn.Module):
         nn.init.normal_(self.project.weight, std=self.values**-0.5)
         nn.init.zeros_(self.project.bias)
         front.freeze()
-        front.requires_grad_(False)  # ids and their embeddings play no part
+        front.requires_grad_(False)  # token ids and their embeddings are not used
 
     def shape(self, front: DiscreteTokenizer, size: int | Sequence[int] | None = None) -> tuple[int, ...]:
-        """Of one image: (W, h, w).
+        """Shape of one image's codes: (W, h, w).
 
         Raises:
             InputError: a side is not a multiple of the codec's factor.
@@ -117,7 +116,7 @@ class Codes(nn.Module):
 
     @torch.no_grad()
     def clean(self, front: DiscreteTokenizer, batch: Batch | Tensor) -> Tensor:
-        """A front-end's batch, or images -> (B, W, h, w) float32 of unit deviation."""
+        """Codes of a tokenizer's batch, or of images: (B, W, h, w) float32 of unit standard deviation."""
         codes = front.codec.quantizer.codes(front.encode(batch)).movedim(-1, 1).float()
         first = (self.scale == 0) & self.training
         self.scale.copy_(torch.where(first, codes.std().clamp(min=1e-6), self.scale))
@@ -136,13 +135,13 @@ class Codes(nn.Module):
         return out.transpose(1, 2).unflatten(2, like.shape[2:])
 
     @torch.no_grad()
-    def pictures(self, front: DiscreteTokenizer, x: Tensor) -> list[Image.Image]:
-        """(B, W, h, w) -> B images."""
+    def images(self, front: DiscreteTokenizer, x: Tensor) -> list[Image.Image]:
+        """(B, W, h, w) -> B PIL images."""
         with torch.autocast(x.device.type, enabled=False):
-            return _images((front.codec.decoder(x.float() * self.scale) + 1) / 2)
+            return _to_pil((front.codec.decoder(x.float() * self.scale) + 1) / 2)
 
 
-def _images(x: Tensor) -> list[Image.Image]:
-    """(B, 3, H, W) in [0, 1] -> images."""
+def _to_pil(x: Tensor) -> list[Image.Image]:
+    """(B, 3, H, W) in [0, 1] -> PIL images."""
     levels = (x.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     return [Image.fromarray(each) for each in levels]

@@ -1,8 +1,8 @@
-"""How good a space is, judged by classes that it was not trained on: a linear probe, and classes told in words.
+"""Evaluation of embeddings by classes: a linear probe on frozen features, and zero-shot classification.
 
-Notable: both read vectors alone, so any model with `embed(column, sources)` can be judged; the probe takes `features` where a
-model has them, what stands before the projection into the shared space (as Radford et al. 2021 did). It is logistic
-regression in float64 by L-BFGS: a convex problem, so its answer follows from the data and not from a schedule.
+Notable: both need embeddings only, so they work for any model with `embed(column, sources)`. The probe uses `features`
+where a model has them: the features before the projection into the shared space (as in Radford et al. 2021). It is
+logistic regression in float64 by L-BFGS: a convex problem, so the result depends on the data and not on a schedule.
 
 Shapes: n samples, D width, C classes.
 """
@@ -19,21 +19,21 @@ from torch import Tensor
 
 from worldtokens.errors import InputError
 
-STRENGTHS = tuple(10.0**e for e in range(-6, 2))  # of the penalty, weak to strong
+STRENGTHS = tuple(10.0**e for e in range(-6, 2))  # of the L2 penalty, weak to strong
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What `linear_probe` found.
+    """The result of `linear_probe`.
 
     Args:
-        top1: share of test samples whose class is the likeliest, 0 to 1.
-        majority: the share that the most frequent training class alone would give.
-        strength: of the L2 penalty, chosen on validation samples.
-        classes: of the training rows, in the order of the weights.
+        top1: accuracy on the test samples, 0 to 1.
+        majority: accuracy of always predicting the most frequent training class.
+        strength: strength of the L2 penalty, chosen on validation samples.
+        classes: classes of the training rows, in the order of the weights.
         weight: (C, D) float64.
         bias: (C,) float64.
-        samples: training and test samples.
+        samples: number of training and of test samples.
     """
 
     top1: float
@@ -55,61 +55,62 @@ def linear_probe(
     strengths: Sequence[float] = STRENGTHS,
     batch_size: int = 64,
 ) -> Probe:
-    """L2-regularised multinomial logistic regression on frozen features, as CLIP (Radford et al. 2021) was judged.
+    """L2-regularised multinomial logistic regression on frozen features, as in CLIP (Radford et al. 2021).
 
-    Features are standardised by the training samples. The penalty's strength is the one that is best on validation
-    rows; the answer is then fitted anew on training and validation rows together.
+    Features are standardised by the training samples. The penalty's strength is the one with the best validation
+    accuracy; the final fit uses training and validation rows together.
 
     Args:
         model: has `features(column, sources, batch_size)` -> (n, D), such as `CLIP`, or `embed`.
-        column: which front-end's. Rows without it are left out; of a list every value is a sample.
+        column: column to embed. Rows without it are skipped; every value of a list is a sample.
         train_rows, test_rows: dicts by column.
-        label: the column of a row's class. A test row of a class that training lacks counts as wrong.
+        label: column of a row's class. A test row of a class that is not in training counts as wrong.
         validation_rows: None: every fifth training row of each class.
-        strengths: s of the penalty s |W|^2 / 2 beside the mean log-loss, to choose from; the bias is free.
+        strengths: candidates for s in the penalty s |W|^2 / 2, added to the mean log-loss; the bias is not penalised.
+        batch_size: samples per forward pass.
 
     Returns:
         A `Probe`.
 
     Raises:
-        InputError: no row has the column and a class, or there is one class only.
+        InputError: no row has the column and a class, or there is only one class.
     """
-    train = list(_having(train_rows, column, label))
+    train = list(_labelled_rows(train_rows, column, label))
     if validation_rows is None:
-        seen: dict[Hashable, int] = {}
-        held = []
+        counts: dict[Hashable, int] = {}
+        held_out = []
         for row in train:
-            seen[row[label]] = seen.get(row[label], 0) + 1
-            held.append(seen[row[label]] % 5 == 0)
-        validation = [r for r, h in zip(train, held, strict=True) if h]
-        train = [r for r, h in zip(train, held, strict=True) if not h]
+            counts[row[label]] = counts.get(row[label], 0) + 1
+            held_out.append(counts[row[label]] % 5 == 0)
+        validation = [r for r, h in zip(train, held_out, strict=True) if h]
+        train = [r for r, h in zip(train, held_out, strict=True) if not h]
     else:
-        validation = list(_having(validation_rows, column, label))
-    test = list(_having(test_rows, column, label))
+        validation = list(_labelled_rows(validation_rows, column, label))
+    test = list(_labelled_rows(test_rows, column, label))
     classes = sorted({r[label] for r in train} | {r[label] for r in validation}, key=str)
-    for what, found in (("training", train), ("validation", validation), ("test", test)):
-        if not found:
-            raise InputError(f"no {what} row has both {column!r} and {label!r}")
+    for split, rows in (("training", train), ("validation", validation), ("test", test)):
+        if not rows:
+            raise InputError(f"no {split} row has both {column!r} and {label!r}")
     if len(classes) < 2:
-        raise InputError(f"all training rows are of the class {classes[0]!r}, expected two or more classes")
-    seen = getattr(model, "features", model.embed)
-    sets = [_samples(seen, column, rows, label, classes, batch_size) for rows in (train, validation, test)]
+        raise InputError(f"all training rows have the class {classes[0]!r}, expected two or more classes")
+    embed = getattr(model, "features", model.embed)
+    sets = [_samples(embed, column, rows, label, classes, batch_size) for rows in (train, validation, test)]
     mean, std = sets[0][0].mean(0), sets[0][0].std(0, correction=0)
-    # a constant feature tells nothing, and must not become rounding noise of size 1
+    # a constant feature carries no information, and must not become rounding noise of size 1
     std = torch.where(std > 1e-6 * std.max(), std, torch.inf)
     (x, y), (vx, vy), (tx, ty) = [((x - mean) / std, y) for x, y in sets]
     best, start = (-1.0, 0.0), None
     for strength in sorted(strengths, reverse=True):
-        start = logistic(x, y, len(classes), strength, start)
-        right = float((_answers(vx, *start) == vy).double().mean())
-        if right > best[0]:  # of equals the stronger
-            best = right, strength
-    weight, bias = logistic(torch.cat([x, vx]), torch.cat([y, vy]), len(classes), best[1])
-    top1 = float((_answers(tx, weight, bias) == ty).double().mean())
-    most = torch.cat([y, vy]).bincount(minlength=len(classes)).argmax()
+        start = logistic_regression(x, y, len(classes), strength, start)
+        accuracy = float((_predict(vx, *start) == vy).double().mean())
+        if accuracy > best[0]:  # ties keep the stronger penalty
+            best = accuracy, strength
+    weight, bias = logistic_regression(torch.cat([x, vx]), torch.cat([y, vy]), len(classes), best[1])
+    top1 = float((_predict(tx, weight, bias) == ty).double().mean())
+    most_frequent = torch.cat([y, vy]).bincount(minlength=len(classes)).argmax()
     return Probe(
         top1=top1,
-        majority=float((ty == most).double().mean()),
+        majority=float((ty == most_frequent).double().mean()),
         strength=best[1],
         classes=classes,
         weight=weight / std,
@@ -118,20 +119,20 @@ def linear_probe(
     )
 
 
-def logistic(
+def logistic_regression(
     x: Tensor, y: Tensor, classes: int, strength: float, start: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The minimum of mean cross-entropy + strength |W|^2 / 2.
+    """Minimises mean cross-entropy + strength |W|^2 / 2 by L-BFGS.
 
     Args:
         x: (n, D) float64.
         y: (n,) int64, 0 to C - 1.
         classes: C.
-        strength: above 0.
-        start: weights and bias to begin from.
+        strength: strength of the penalty, above 0.
+        start: initial weights and bias; None: zeros.
 
     Returns:
-        (C, D) weights and (C,) bias, float64, whose gradient is below 1e-6 or as small as 500 steps make it.
+        (C, D) weights and (C,) bias, float64, with a gradient below 1e-6 unless 500 steps did not reach it.
     """
     if start is None:
         start = x.new_zeros(classes, x.shape[1]), x.new_zeros(classes)
@@ -165,33 +166,35 @@ def zero_shot_top1(
     text: str = "text",
     batch_size: int = 64,
 ) -> dict[str, float]:
-    """Classes told in words: the share of samples whose nearest class is their own.
+    """Zero-shot classification accuracy: the share of samples whose closest class embedding is their own class.
 
     Args:
         model: a `CLIP`.
-        rows: dicts by column; those without `column` or `label` are left out, of a list every value is a sample.
-        label: the column of a row's class.
-        classes: their names; None: those of the rows.
+        rows: dicts by column; those without `column` or `label` are skipped, every value of a list is a sample.
+        label: column of a row's class.
+        classes: class names; None: those of the rows.
         templates: prompts with ``{}`` for the name, or functions of it, averaged per class.
+        column, text: columns of the samples and of the prompts.
+        batch_size: samples per forward pass.
 
     Returns:
-        ``top1`` (0 to 1), ``chance`` (1 / C), ``majority`` (the share of the largest class), ``classes`` and ``samples``.
+        ``top1`` (0 to 1), ``chance`` (1 / C), ``majority`` (share of the largest class), ``classes`` and ``samples``.
 
     Raises:
         InputError: no row has both columns, or one has a class that `classes` lacks.
     """
-    rows = list(_having(rows, column, label))
+    rows = list(_labelled_rows(rows, column, label))
     if not rows:
         raise InputError(f"no row has both {column!r} and {label!r}")
-    found = {r[label] for r in rows}
-    classes = sorted(found, key=str) if classes is None else list(classes)
-    if extra := found - set(classes):
-        raise InputError(f"rows have the class {min(extra, key=str)!r}, which is not among the classes given")
+    labels = {r[label] for r in rows}
+    classes = sorted(labels, key=str) if classes is None else list(classes)
+    if extra := labels - set(classes):
+        raise InputError(f"rows have the class {min(extra, key=str)!r}, which is not in classes=")
     x, y = _samples(model.embed, column, rows, label, classes, batch_size)
-    near = (x @ model.class_vectors(classes, templates, text).double().cpu().T).argmax(1)
+    closest = (x @ model.class_vectors(classes, templates, text).double().cpu().T).argmax(1)
     counts = y.bincount(minlength=len(classes))
     return {
-        "top1": float((near == y).double().mean()),
+        "top1": float((closest == y).double().mean()),
         "chance": 1 / len(classes),
         "majority": float(counts.max() / counts.sum()),
         "classes": float(len(classes)),
@@ -199,32 +202,32 @@ def zero_shot_top1(
     }
 
 
-def _having(rows: Sequence[Mapping[str, Any]], column: str, label: str) -> Any:
-    def there(value: Any) -> bool:
+def _labelled_rows(rows: Sequence[Mapping[str, Any]], column: str, label: str) -> Any:
+    def present(value: Any) -> bool:
         return value is not None and not (isinstance(value, list) and not value)
 
-    return (r for r in rows if r.get(label) is not None and there(r.get(column)))
+    return (r for r in rows if r.get(label) is not None and present(r.get(column)))
 
 
 def _samples(
-    vectors: Callable[..., Tensor],
+    embed: Callable[..., Tensor],
     column: str,
     rows: Sequence[Mapping[str, Any]],
     label: str,
     classes: Sequence[Hashable],
     batch_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """(n, D) float64 features and (n,) class numbers, -1 for a class that is not known; on the CPU."""
-    number = {c: i for i, c in enumerate(classes)}
+    """(n, D) float64 features and (n,) class indices, -1 for an unknown class; on the CPU."""
+    index = {c: i for i, c in enumerate(classes)}
     sources, y = [], []
     for row in rows:
         values = row[column] if isinstance(row[column], list) else [row[column]]
         sources += values
-        y += [number.get(row[label], -1)] * len(values)
+        y += [index.get(row[label], -1)] * len(values)
     with torch.no_grad():
-        x = vectors(column, sources, batch_size)
+        x = embed(column, sources, batch_size)
     return x.double().cpu(), torch.tensor(y)
 
 
-def _answers(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _predict(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (x @ weight.T + bias).argmax(1)

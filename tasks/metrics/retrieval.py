@@ -1,8 +1,7 @@
-"""Retrieval figures by explicit ids: R@k, median rank, and what chance would give.
+"""Retrieval metrics by explicit ids: R@k, median rank, and their values for a random ranking.
 
-A query is a hit at k when any of its true candidates is among the first k. A wrong candidate that ties with the
-best true one stands before it, so that a model that gives everything one score finds nothing; so does one that
-gives NaN.
+A query is a hit at k when any of its true candidates is among the first k. A wrong candidate that ties with the best
+true one ranks before it, so a model that gives every candidate the same score, or NaN, has no hits.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def ranks(
     queries: Tensor, candidates: Tensor, query_ids: Sequence[Hashable], candidate_ids: Sequence[Hashable]
 ) -> Tensor:
-    """For every query, how many wrong candidates stand before its best true one.
+    """For every query, the number of wrong candidates ranked before its best true one.
 
     Args:
         queries: (Q, D) embeddings, unit length.
@@ -31,7 +30,7 @@ def ranks(
         candidate_ids: C ids.
 
     Returns:
-        (Q,) int64 on the CPU, 0 = found first.
+        (Q,) int64 on the CPU, 0 = ranked first.
 
     Raises:
         ValueError: a query has no true candidate.
@@ -39,29 +38,29 @@ def ranks(
     number = {}
     for i in candidate_ids:
         number.setdefault(i, len(number))
-    lost = [q for q in query_ids if q not in number]
-    if lost:
-        raise ValueError(f"{len(lost)} queries have no true candidate, the first is {lost[0]!r}")
+    unmatched = [q for q in query_ids if q not in number]
+    if unmatched:
+        raise ValueError(f"{len(unmatched)} queries have no true candidate, the first is {unmatched[0]!r}")
     device = queries.device
     q = torch.tensor([number[i] for i in query_ids], device=device)
     c = torch.tensor([number[i] for i in candidate_ids], device=device)
-    found = []
+    out = []
     for part, ids in zip(queries.split(1024), q.split(1024), strict=True):
         score = part.float() @ candidates.float().T  # (q, C)
         score = score.nan_to_num(nan=-torch.inf)
         true = ids[:, None] == c
         best = score.masked_fill(~true, -torch.inf).amax(1, keepdim=True)
-        found.append(((score >= best) & ~true).sum(1).cpu())
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.long)
+        out.append(((score >= best) & ~true).sum(1).cpu())
+    return torch.cat(out) if out else torch.zeros(0, dtype=torch.long)
 
 
-def summary(
+def rank_metrics(
     rank: Tensor,
     query_ids: Sequence[Hashable],
     candidate_ids: Sequence[Hashable],
     at: Sequence[int] = (1, 5, 10),
 ) -> dict[str, float]:
-    """Figures of a ranking, each beside what a random order would give.
+    """Metrics of a ranking, each with its expected value for a random order.
 
     Returns:
         ``R@k`` (share of queries, 0 to 1), ``chance@k``, ``median_rank`` (1 = first), ``queries``, ``candidates``.
@@ -78,7 +77,7 @@ def summary(
 
 
 def chance(candidates: int, true: int, k: int) -> float:
-    """Chance that a random order of the candidates has one of the true ones in the first k."""
+    """Probability that a random order of the candidates has one of the true ones in the first k."""
     k = min(k, candidates)
     if candidates - true < k:
         return 1.0
@@ -86,58 +85,63 @@ def chance(candidates: int, true: int, k: int) -> float:
     return 1.0 - miss
 
 
-def between(vectors: Mapping[str, Tensor], ids: Mapping[str, Sequence[Hashable]]) -> dict[str, float]:
-    """Retrieval between every two kinds of things, both ways, over the ids that both have.
+def retrieval_metrics(
+    vectors: Mapping[str, Tensor], ids: Mapping[str, Sequence[Hashable]]
+) -> dict[str, float]:
+    """Retrieval metrics between every two columns, in both directions, over the ids that both have.
 
     Args:
-        vectors: kind -> (n, D) embeddings of unit length.
-        ids: kind -> the n ids of its vectors; one id may come several times (captions of one image): each is a
+        vectors: column -> (n, D) embeddings of unit length.
+        ids: column -> the n ids of its vectors; an id may occur several times (captions of one image): each is a
             query, and as candidates any of them is a hit.
 
     Returns:
-        ``"text_to_image/R@1"`` and the other figures of `summary` for every ordered pair that shares an id, and
-        ``"mean/R@10"`` over those; empty where no two kinds do.
+        ``"text_to_image/R@1"`` and the other metrics of `rank_metrics` for every ordered pair that shares an id, and
+        ``"mean/R@10"`` over those; empty where no two columns share one.
     """
     out: dict[str, float] = {}
     for a, b in itertools.permutations(vectors, 2):
         common = set(ids[a]) & set(ids[b])
         if not common:
             continue
-        (qa, qi), (cb, ci) = (_only(vectors[k], ids[k], common) for k in (a, b))
-        out |= {f"{a}_to_{b}/{k}": v for k, v in summary(ranks(qa, cb, qi, ci), qi, ci).items()}
+        (qa, qi), (cb, ci) = (_select(vectors[k], ids[k], common) for k in (a, b))
+        out |= {f"{a}_to_{b}/{k}": v for k, v in rank_metrics(ranks(qa, cb, qi, ci), qi, ci).items()}
     tens = [v for k, v in out.items() if k.endswith("/R@10")]
     return out | ({"mean/R@10": sum(tens) / len(tens)} if tens else {})
 
 
-def _only(vectors: Tensor, ids: Sequence[Hashable], keep: set[Hashable]) -> tuple[Tensor, list[Hashable]]:
-    places = [i for i, owner in enumerate(ids) if owner in keep]
-    return vectors[places], [ids[i] for i in places]
+def _select(vectors: Tensor, ids: Sequence[Hashable], keep: set[Hashable]) -> tuple[Tensor, list[Hashable]]:
+    indices = [i for i, owner in enumerate(ids) if owner in keep]
+    return vectors[indices], [ids[i] for i in indices]
 
 
-def retrieval_table(figures: Mapping[str, float], title: str | None = None) -> Table:
-    """The figures of `between` or `CLIP.evaluate` as a table for a person, a line for each pair and way.
+def retrieval_table(metrics: Mapping[str, float], title: str | None = None) -> Table:
+    """A table of the metrics of `retrieval_metrics` or `CLIP.evaluate`, one row per pair of columns and direction.
 
     Args:
-        figures: with ``"a_to_b/R@k"``, ``"a_to_b/chance@k"``, ``"a_to_b/median_rank"`` and ``.../candidates``.
-        title: above the table.
+        metrics: with ``"a_to_b/R@k"``, ``"a_to_b/chance@k"``, ``"a_to_b/median_rank"`` and ``.../candidates``.
+        title: title of the table.
 
     Returns:
         A rich Table: ``rich.print(wt.retrieval_table(model.evaluate(rows)))``.
     """
     from rich.table import Table
 
-    ways = list(dict.fromkeys(k.partition("/")[0] for k in figures if k.endswith("/median_rank")))
-    at = sorted({int(k.rpartition("@")[2]) for k in figures if "/R@" in k and k.partition("/")[0] in ways})
-    table = Table(title=title, caption="in percent; in brackets what a random order gives")
-    table.add_column("found", no_wrap=True)
+    directions = list(dict.fromkeys(k.partition("/")[0] for k in metrics if k.endswith("/median_rank")))
+    at = sorted(
+        {int(k.rpartition("@")[2]) for k in metrics if "/R@" in k and k.partition("/")[0] in directions}
+    )
+    table = Table(title=title, caption="in percent; in brackets: expected for a random order")
+    table.add_column("retrieval", no_wrap=True)
     for k in at:
         table.add_column(f"R@{k}", justify="right", no_wrap=True)
-    table.add_column("median place", justify="right", no_wrap=True)
-    for way in ways:
-        of = int(figures[f"{way}/candidates"])
+    table.add_column("median rank", justify="right", no_wrap=True)
+    for direction in directions:
+        candidates = int(metrics[f"{direction}/candidates"])
         cells = [
-            f"{100 * figures[f'{way}/R@{k}']:.1f} ({100 * figures[f'{way}/chance@{k}']:.1f})" for k in at
+            f"{100 * metrics[f'{direction}/R@{k}']:.1f} ({100 * metrics[f'{direction}/chance@{k}']:.1f})"
+            for k in at
         ]
-        a, _, b = way.partition("_to_")
-        table.add_row(f"{b} by {a}", *cells, f"{figures[f'{way}/median_rank']:,.0f} of {of:,}")
+        rank = f"{metrics[f'{direction}/median_rank']:,.0f} of {candidates:,}"
+        table.add_row(direction.replace("_to_", "-to-"), *cells, rank)
     return table

@@ -1,7 +1,7 @@
-"""How near written answers come to the right ones: BLEU, chrF, word error rate, share of exact hits.
+"""Metrics of generated text against references: BLEU, chrF, word error rate (WER), exact match.
 
-BLEU (Papineni et al. 2002) and chrF (Popović 2015) are sacrebleu's, the word error rate is jiwer's, so figures compare
-with published ones.
+BLEU (Papineni et al. 2002) and chrF (Popović 2015) come from sacrebleu, the word error rate from jiwer, so values are
+comparable with published ones.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from collections.abc import Sequence
 
 from worldtokens.errors import InputError
 
-SCORES = {"bleu": True, "chrf": True, "wer": False, "exact": True}  # name -> more is better
-WAY_OUT = "pip install 'worldtokens[metrics]'"
+SCORES = {"bleu": True, "chrf": True, "wer": False, "exact": True}  # name -> higher is better
+INSTALL_HINT = "pip install 'worldtokens[metrics]'"
 
 
 def text_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Figures of a whole set of answers.
+    """Corpus-level metrics of generated texts.
 
     Args:
-        answers: B texts.
-        references: for each the texts that are right, one or more.
+        answers: B generated texts.
+        references: one or more correct texts for each answer.
 
     Returns:
-        ``bleu`` and ``chrf`` (0 to 100, over all references), ``wer`` (word errors for a word of the nearest reference,
-        0 and more) and ``exact`` (share of answers equal to a reference, capitals and white space set aside).
+        ``bleu`` and ``chrf`` (0 to 100, over all references), ``wer`` (word errors per word of the closest reference,
+        0 or more) and ``exact`` (share of answers equal to a reference, ignoring case and white space).
 
     Raises:
-        InputError: the packages that measure are not installed, or answers and references do not go together.
+        InputError: sacrebleu or jiwer is not installed, or the numbers of answers and references differ.
     """
     if len(answers) != len(references) or not answers or not all(references):
         raise InputError(
-            f"{len(answers)} answers and {len(references)} lists of references: expected as many, one or more each"
+            f"{len(answers)} answers and {len(references)} lists of references: expected equal numbers, and one or more references each"
         )
     try:
         import sacrebleu
     except ImportError as e:
-        raise InputError(f"BLEU and chrF are sacrebleu's, which is not installed: {WAY_OUT}") from e
+        raise InputError(f"BLEU and chrF need sacrebleu, which is not installed: {INSTALL_HINT}") from e
     most = max(map(len, references))
     columns = [[r[i] if i < len(r) else None for r in references] for i in range(most)]
     return {
@@ -47,7 +47,7 @@ def text_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
 
 
 def word_error_rate(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Substituted, left out and added words of all answers for each word of their nearest references.
+    """Substitutions, deletions and insertions of all answers, per word of their closest references.
 
     Raises:
         InputError: jiwer is not installed.
@@ -55,16 +55,16 @@ def word_error_rate(answers: Sequence[str], references: Sequence[Sequence[str]])
     try:
         import jiwer
     except ImportError as e:
-        raise InputError(f"the word error rate is jiwer's, which is not installed: {WAY_OUT}") from e
+        raise InputError(f"the word error rate needs jiwer, which is not installed: {INSTALL_HINT}") from e
     errors = words = 0
-    for answer, right in zip(answers, references, strict=True):
+    for answer, texts in zip(answers, references, strict=True):
         counted = []
-        for text in right:
+        for text in texts:
             n = len(text.split())
             if n:
-                found = jiwer.process_words(text, answer)
-                counted.append((found.substitutions + found.deletions + found.insertions, n))
-            else:  # jiwer takes no empty reference: every word said is one too many
+                counts = jiwer.process_words(text, answer)
+                counted.append((counts.substitutions + counts.deletions + counts.insertions, n))
+            else:  # jiwer rejects an empty reference: every word of the answer is an insertion
                 counted.append((len(answer.split()), 0))
         best = min(counted, key=lambda c: (c[0] / max(1, c[1]), c[0]))
         errors, words = errors + best[0], words + best[1]
@@ -72,10 +72,10 @@ def word_error_rate(answers: Sequence[str], references: Sequence[Sequence[str]])
 
 
 def exact_share(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Share of answers that are a reference, word for word; capitals and white space do not count."""
+    """Share of answers equal to one of their references, ignoring case and white space."""
 
     def plain(text: str) -> str:
         return " ".join(text.casefold().split())
 
-    hits = [plain(a) in {plain(r) for r in right} for a, right in zip(answers, references, strict=True)]
+    hits = [plain(a) in {plain(r) for r in texts} for a, texts in zip(answers, references, strict=True)]
     return sum(hits) / max(1, len(hits))

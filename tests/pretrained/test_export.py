@@ -85,7 +85,7 @@ def test_clips_towers(tmp_path):
 @torch.no_grad()
 def test_a_standardised_space_is_part_of_the_graph(tmp_path):
     model = clip(standardize=True)
-    for standard in model.standards.values():
+    for standard in model.standardizers.values():
         standard.mean.normal_()
         standard.var.uniform_(0.1, 3)
     program, session, _ = exported(model, tmp_path, "image")
@@ -110,7 +110,9 @@ def test_pictures_of_any_size_where_the_front_end_has_none(tmp_path):
 
 MODELS = {
     "attention pooling behind a class token, RoPE, registers, LayerScale": lambda: wt.Classifier(
-        wt.ImageTokenizer(32, patch=8, size=32, positions="none", class_token=True, registers=1, span=7),
+        wt.ImageTokenizer(
+            32, patch=8, size=32, positions="none", class_token=True, registers=1, embedding={"span": 7}
+        ),
         wt.Transformer(32, 2, 4, rope=2, layer_scale=0.1, qk_norm=True),
         5,
         pool=wt.AttentionPool(32, 4, skip=2),
@@ -200,7 +202,7 @@ def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch):
     series = wt.Classifier(wt.SeriesTokenizer(16), wt.Transformer(16, 1, 2), 3)
     with pytest.raises(wt.InputError, match="front-end is a SeriesTokenizer"):
         wt.export_program(series)
-    padded = wt.ImageTokenizer(16, patch=8, size=16, resize="pad")
+    padded = wt.ImageTokenizer(16, patch=8, size=16, preprocess={"resize": "pad"})
     with pytest.raises(wt.InputError, match="resize='pad'"):
         wt.export_program(wt.Classifier(padded, wt.Transformer(16, 1, 2), 3))
     with pytest.raises(wt.InputError, match="Recurrent"):

@@ -10,7 +10,7 @@ from worldtokens.evals.baselines.logistic_regression import classes_of, figures,
 from worldtokens.evals.classification.classify_digits import TimmViT
 from worldtokens.evals.classification.classify_furniture import GRID, occupancy
 from worldtokens.evals.classification.classify_motion import mean_frames
-from worldtokens.tasks.classification.mixing import pictures_of
+from worldtokens.tasks.classification.mixing import normalized_images
 
 
 def blobs(n=300, seed=0):
@@ -64,14 +64,14 @@ def test_occupancy_and_mean_frames():
 @pytest.mark.parametrize("class_token", [False, True])
 def test_timms_vit_reads_the_same_pixels_and_is_of_our_size(class_token):
     torch.manual_seed(0)
-    front = wt.ImageTokenizer(32, patch=4, size=20, class_token=class_token, draft=False)
+    front = wt.ImageTokenizer(32, patch=4, size=20, class_token=class_token, preprocess={"draft": False})
     ours = wt.Classifier(front, wt.Transformer(32, 2, 2), 10, label="class")
     theirs = TimmViT(
         wt.ImageTokenizer(**front._args), [str(i) for i in range(10)], "class", 0.0, 32, 2, 2, 0.0
     )
     rows = [{"image": r["image"], "class": "7"} for r in samples.open("emoji", split="test")[:3]]
     batch = theirs.collate([theirs.read(r) for r in rows])
-    pixels = pictures_of(front, batch["image"])
+    pixels = normalized_images(front, batch["image"])
     assert (theirs.eval()(batch) - theirs.trunk(pixels)).abs().max() < 1e-6
     sizes = [sum(p.numel() for p in m.parameters()) for m in (ours, theirs.trunk)]
     assert abs(sizes[0] - sizes[1]) <= 2 * 32
