@@ -1,4 +1,4 @@
-"""Recipes: read, checked, changed from the command line, printed, run."""
+"""Recipes: reading, checking, overrides, building, several processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import worldtokens as wt
-from worldtokens.apps.train.command import main
 from worldtokens.data.manifests import open_rows, write_folder
 from worldtokens.errors import InputError
 from worldtokens.training import recipe as recipes
@@ -30,7 +28,7 @@ model:
     trunk: {class: worldtokens.Transformer, args: {dim: 32, depth: 1, heads: 2}}
     dim: 32
 data:
-  train: PICTURES
+  train: IMAGES
   validation: {split: validation}
   augment:
     image:
@@ -42,37 +40,21 @@ train: {steps: 6, batch_size: 16, eval_every: 3, out: OUT, device: cpu, tensorbo
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """80 real images with captions as a user's own folder."""
+def images(tmp_path_factory):
+    """80 emoji with captions, as a user's own folder."""
     folder = tmp_path_factory.mktemp("images")
     write_folder(open_rows("emoji", split="train")[:80], folder)
     return folder
 
 
 @pytest.fixture
-def small(tmp_path, pictures):
+def small(tmp_path, images):
     path = tmp_path / "small.yaml"
-    path.write_text(SMALL.replace("PICTURES", str(pictures)).replace("OUT", str(tmp_path / "out")))
+    path.write_text(SMALL.replace("IMAGES", str(images)).replace("OUT", str(tmp_path / "out")))
     return path
 
 
-def test_what_print_config_prints_is_the_same_recipe(small, capsys, tmp_path):
-    assert main([str(small), "--print_config", "--optim.lr", "2e-3"]) == 0
-    text = capsys.readouterr().out
-    again = tmp_path / "again.yaml"
-    again.write_text(text)
-    a, b = Recipe.read(str(small), ["--optim.lr=2e-3"]), Recipe.read(str(again))
-    assert a.values == b.values and a.optim == b.optim and a.train == b.train and a.optim.lr == 0.002
-    whole = yaml.safe_load(text)
-    assert whole["model"]["args"]["trunk"]["args"]["norm"] == "layer"  # defaults are shown
-    assert whole["model"]["args"]["tokenizers"]["text"]["args"]["vocabulary"] == {"train": 400}
-    assert whole["data"]["validation"]["source"] == whole["data"]["train"]["source"]
-    assert "class_path" not in text
-    task, augment = b.build(b.rows()[0])
-    assert task.tokenizers["text"].vocab_size <= 400 and len(augment["image"].transforms) == 2
-
-
-@pytest.mark.parametrize("name", recipes.shipped())
+@pytest.mark.parametrize("name", recipes.shipped_recipes())
 def test_shipped_recipes_open_by_name_from_anywhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = Recipe.read(name)
@@ -105,7 +87,7 @@ def test_any_value_can_be_changed_by_its_path(small):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (["--optim.lrr", "1"], "lrr"),
         (["--model.tokenizers.image.patsch", "4"], "patsch"),
@@ -114,7 +96,7 @@ def test_any_value_can_be_changed_by_its_path(small):
         (["--data.train.colums", "{a: b}"], "colums"),
         (["--data.argument", "{}"], "data.argument"),
         (["--data.augment.image.0.syze", "4"], "syze"),
-        (["--data.augment.image.7.size", "4"], r"a list of 2 stands there"),
+        (["--data.augment.image.7.size", "4"], "expected an index below 2"),
         (["--model.class", "worldtokens.CLAP"], "CLAP"),
         (["--model.class", "worldtokens.Transformer"], "Transformer"),
         (["--tran.steps", "4"], "tran.*model, data, optim, train"),
@@ -124,45 +106,28 @@ def test_any_value_can_be_changed_by_its_path(small):
         (["--train.steps", "[1"], "not valid YAML"),
     ],
 )
-def test_what_cannot_be_used_is_named(small, change, said):
-    with pytest.raises(InputError, match=said):
+def test_invalid_overrides_raise_errors_that_name_them(small, change, message):
+    with pytest.raises(InputError, match=message):
         Recipe.read(str(small), change)
 
 
-def test_files_that_are_no_recipes(tmp_path):
+def test_invalid_files_raise(tmp_path):
     path = tmp_path / "x.yaml"
-    for text, said in (
+    for text, message in (
         ("optim: {lr: 1}\noptim: {lr: 2}", "'optim' is given twice"),
         ("just words", "is not a recipe"),
         ("model: {class: worldtokens.CLIP}\ndata: {}", r"data.train is missing"),
         ("model: {}\ndata: {train: emoji}\nextra: 1", "unknown section.*extra"),
     ):
         path.write_text(text)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             Recipe.read(str(path))
-    with pytest.raises(InputError, match=r"no such file, and no shipped recipe \(.*clip_emoji"):
+    with pytest.raises(InputError, match=r"no such file, and no shipped recipe of that name \(.*clip_emoji"):
         Recipe.read("clip_picture")
 
 
-def test_runs_resumes_and_leaves_models(small, tmp_path, capsys):
-    """The whole way, twice: 6 steps at once, and 3 steps, then on to 6 from the saved run."""
-    out = tmp_path / "out"
-    assert main([str(small)]) == 0
-    assert "best at step" in capsys.readouterr().out
-    model = wt.load(out / "last")
-    assert model.embed("text", ["a red heart"]).shape == (1, 32)
-    assert wt.load(out / "best").evaluate(open_rows("emoji", split="validation")[:9])
-    assert Recipe.read(str(out / "recipe.yaml")).values == Recipe.read(str(small)).values
-    with pytest.raises(InputError, match="holds a run already"):
-        main([str(small)])
-    state = json.loads((out / "last" / "state.json").read_text())
-    assert main([str(small), "--resume", "--train.steps", "9"]) == 0
-    assert state["step"] == 6
-    assert json.loads((out / "last" / "state.json").read_text())["step"] == 9
-
-
-def test_a_saved_models_config_is_a_model_section(small, tmp_path, pictures):
-    """config.json's form pasted under `model:`, its vocabulary looked up beside the recipe."""
+def test_a_saved_models_config_is_a_valid_model_section(small, tmp_path):
+    """The content of config.json under `model:`, with its vocabulary file beside the recipe."""
     r = Recipe.read(str(small))
     task, _ = r.build(r.rows()[0])
     task.save(tmp_path / "saved")
@@ -173,7 +138,7 @@ def test_a_saved_models_config_is_a_model_section(small, tmp_path, pictures):
     task2, _ = r2.build(r2.rows()[0])
     assert task2.config() == task.config()
     a, b = task.state_dict(), task2.state_dict()
-    assert all(torch.equal(a[k], b[k]) for k in a)  # the same seed draws the same weights
+    assert all(torch.equal(a[k], b[k]) for k in a)  # the same seed gives the same initial weights
 
 
 # ---- several processes -----------------------------------------------------------------------------------
@@ -197,7 +162,7 @@ def run_processes(args, ranks, cwd):
 
 
 def compared(tmp_path, common, start):
-    """Train on one and on two processes: (the largest difference in a weight, how far weights moved)."""
+    """Train on one and on two processes: (largest difference between weights, largest change of a weight)."""
     one = run_processes([*common, "--train.out", str(tmp_path / "one")], 1, tmp_path)
     two = run_processes([*common, "--train.out", str(tmp_path / "two")], 2, tmp_path)
     assert "trained 6 steps" in one[0] and "trained 6 steps" in two[0] and "samples/s" not in two[1]
@@ -210,8 +175,8 @@ def compared(tmp_path, common, start):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_two_processes_train_clip_as_one_does(small, tmp_path, accumulation):
-    """Every process sees all negatives, and the weights are the same but for the order of sums."""
+def test_two_processes_train_clip_like_one(small, tmp_path, accumulation):
+    """Every process sees all negatives; the weights are equal up to the order of sums."""
     common = [
         str(small),
         "--data.validation",
@@ -219,7 +184,7 @@ def test_two_processes_train_clip_as_one_does(small, tmp_path, accumulation):
         "--train.gradient_accumulation_steps",
         str(accumulation),
     ]
-    # with the usual eps AdamW makes whole steps of rounding errors where a gradient is 0, as in a key's bias
+    # with the default eps AdamW turns rounding errors into full steps where a gradient is 0, as for a key's bias
     common += ["--optim.eps", "1e-3", "--optim.lr", "0.01"]
     r = Recipe.read(str(small), common[1:])
     worst, moved = compared(tmp_path, common, r.build(r.rows()[0])[0].state_dict())
@@ -249,7 +214,7 @@ class Toy(Task):
         self.head = nn.Linear(3, 1)
         self.never_used = nn.Linear(2, 2)
     def loss(self, batch):
-        # the sum over what each row has, by rows: a row without a column counts 0 there
+        # the sum over the columns of each row; a missing column counts 0
         total = 0.0
         for name, front in self.tokenizers.items():
             if name in batch:
@@ -261,7 +226,7 @@ class Toy(Task):
 
 @pytest.mark.slow
 def test_two_processes_with_a_frozen_tower_and_batches_without_a_column(tmp_path):
-    """One row in eight has column `views`: most parts lack it on one process, on the other or on both."""
+    """One row in eight has column `views`: most micro-batches lack it on one process or on both."""
     (tmp_path / "toy_task.py").write_text(TOY)
     rows = [{"series": i / 40, **({"views": -i / 40} if i % 8 == 0 else {})} for i in range(40)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -291,9 +256,9 @@ train: {{steps: 6, batch_size: 4, gradient_accumulation_steps: 2, device: cpu, t
     assert not torch.equal(after["tokenizers.views.scale.weight"], start["tokenizers.views.scale.weight"])
 
 
-def test_a_check_goes_on_with_its_own_training_alone(small, monkeypatch):
-    """Stopped: gone on with, its minutes added. Finished: taken as it is. Another recipe: begun anew."""
-    from worldtokens.evals.classification import base as classifying
+def test_an_evaluation_resumes_only_its_own_training(small, monkeypatch):
+    """A stopped training is resumed and its time added; a finished one is loaded; another recipe trains anew."""
+    from worldtokens.evals import training as evaluation
 
     def recipe(*words):
         return Recipe.read(str(small), ["--train.overwrite", "--train.eval_every", "null", *words])
@@ -307,15 +272,15 @@ def test_a_check_goes_on_with_its_own_training_alone(small, monkeypatch):
             raise KeyboardInterrupt
         return report
 
-    real = classifying.train
-    monkeypatch.setattr(classifying, "train", stopping)
+    real = evaluation.train
+    monkeypatch.setattr(evaluation, "train", stopping)
     with pytest.raises(KeyboardInterrupt):
-        classifying.trained(recipe())
-    first, minutes = classifying.trained(recipe())
-    again, same = classifying.trained(recipe())
+        evaluation.trained(recipe())
+    first, minutes = evaluation.trained(recipe())
+    again, same = evaluation.trained(recipe())
     assert seen == [False, True] and same == minutes > 0
     for name, value in first.state_dict().items():
         assert torch.equal(value.cpu(), again.state_dict()[name]), name
-    other, _ = classifying.trained(recipe("--train.seed", "1"))
+    other, _ = evaluation.trained(recipe("--train.seed", "1"))
     assert seen == [False, True, False]
     assert any(not torch.equal(v, first.state_dict()[n]) for n, v in other.state_dict().items())
