@@ -1,11 +1,11 @@
-"""Reading shapes: point clouds and meshes of the usual files -> points, faces and extra columns.
+"""Reads point clouds and meshes: PLY, STL, OFF, GLB, glTF, OBJ, text and NumPy files -> points, faces, extra columns.
 
-PLY, STL, OFF, GLB and glTF are parsed by trimesh; OBJ, text columns and NumPy files here (an OBJ may count vertices
-backwards from each line and may name thousands of groups, which trimesh 5 reads wrongly or slowly).
+trimesh parses PLY, STL, OFF, GLB and glTF. OBJ, text and NumPy files are parsed here: an OBJ may have negative vertex
+indices and thousands of groups, which trimesh 5 reads wrongly or slowly.
 
-Notable: a file is handed over as bytes, so that a file that names other files (materials, textures, buffers) makes
-nothing else be opened; sizes are checked before anything is unfolded; counts that a header promises are compared with what
-came out, because several parsers accept a file that was cut short.
+Notable: parsers get bytes, so a file that references other files (materials, textures, buffers) opens nothing else.
+Sizes are checked before anything is decompressed. Counts of a header are compared with the parsed result, because
+several parsers accept truncated files.
 
 Shapes: V points, F faces, C extra columns.
 """
@@ -26,9 +26,9 @@ from torch import Tensor
 from worldtokens.errors import InputError
 from worldtokens.tokenizers.files import MAX_BYTES, read_arrays, read_bytes, read_text
 
-MAX_FACES = 8_000_000  # of all parts of a scene together
+MAX_FACES = 8_000_000  # of a whole scene
 MAX_NODES = 10_000
-MAX_VALUE = 1e15  # a coordinate beyond this would overflow when float32 distances are squared
+MAX_VALUE = 1e15  # squared float32 distances of larger coordinates could overflow
 
 TRIMESH = ("ply", "stl", "off", "glb", "gltf")
 COLUMNS = ("xyz", "txt", "pts", "csv")
@@ -37,13 +37,13 @@ KINDS = (*TRIMESH, "obj", *COLUMNS, "npy", "npz")
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """What was read.
+    """A point cloud or a mesh.
 
     Args:
-        name: of the source, for messages.
-        points: (V, 3) float64, as x, y, z.
-        faces: (F, 3) int64 triangles, or None for a cloud.
-        extra: (V, C) float64, further columns of a cloud (colours in [0, 1] where the file has them), or None.
+        name: of the source, for error messages.
+        points: (V, 3) float64, x, y, z.
+        faces: (F, 3) int64 triangles; None for a point cloud.
+        extra: (V, C) float64, further columns of a point cloud (colours in [0, 1] if the file has them), or None.
     """
 
     name: str
@@ -53,15 +53,15 @@ class Geometry:
 
 
 def read_geometry(source: Any) -> Geometry:
-    """One cloud or mesh from a path, bytes, a binary file, an array, a tensor, or an object such as a trimesh.
+    """Reads one point cloud or mesh.
 
     Args:
         source: a path ending in .ply .obj .stl .off .glb .gltf .xyz .txt .pts .csv .npy or .npz; the bytes of such a file
-            (its kind is told by its first bytes; OBJ and text columns need a name) or a binary file object;
-            (V, 3 + C) numbers as ndarray or tensor; or an object with `vertices` and perhaps `faces`.
+            or a binary file object (the format of bytes is detected; OBJ and text need a file name); an ndarray or
+            tensor (V, 3 + C); or an object with `vertices` and optionally `faces`, such as a trimesh.
 
     Raises:
-        InputError: it cannot be read; names the file, what was found, and the way out.
+        InputError: it cannot be read; names the file, what was found and what to do.
     """
     if isinstance(source, np.ndarray | Tensor):
         a = source.detach().cpu().double().numpy() if isinstance(source, Tensor) else source
@@ -74,8 +74,8 @@ def read_geometry(source: Any) -> Geometry:
     kind = kind or _sniff(data)
     if kind not in KINDS:
         raise InputError(
-            f"{name}: begins with {data[:12]!r}, no shape that can be told by its bytes; pass a path or file whose "
-            f"name ends in one of .{' .'.join(KINDS)}, or an array (V, 3)"
+            f"{name}: begins with {data[:12]!r}, which is no known format; pass a path or file whose name "
+            f"ends in one of .{' .'.join(KINDS)}, or an array (V, 3)"
         )
     try:
         if kind in ("npy", "npz"):
@@ -88,11 +88,11 @@ def read_geometry(source: Any) -> Geometry:
     except InputError:
         raise
     except MemoryError as e:
-        raise InputError(f"{name}: needs more memory than there is") from e
-    except Exception as e:  # parsers raise whatever a damaged file leads them to
+        raise InputError(f"{name}: not enough memory to read it") from e
+    except Exception as e:  # parsers raise any exception on a damaged file
         raise InputError(
-            f"{name}: cannot be read as {kind.upper()}, it is damaged, cut short or of another kind "
-            f"({type(e).__name__}: {str(e)[:200]}); open and save it again with a mesh program"
+            f"{name}: cannot be read as {kind.upper()}: damaged, truncated or another format "
+            f"({type(e).__name__}: {str(e)[:200]}); export it again with a mesh program"
         ) from e
 
 
@@ -118,15 +118,15 @@ def _from_arrays(arrays: dict[str, np.ndarray], name: str) -> Geometry:
     if len(arrays) == 1:
         return _from_columns(next(iter(arrays.values())), name)
     raise InputError(
-        f"{name}: holds {sorted(arrays)[:8]}, expected `points` (V, 3 + C), or `vertices` with `faces`"
+        f"{name}: has arrays {sorted(arrays)[:8]}, expected `points` (V, 3 + C), or `vertices` and `faces`"
     )
 
 
 def _from_columns(a: np.ndarray, name: str) -> Geometry:
     if a.ndim != 2 or a.shape[1] < 3 or a.dtype.kind not in "fiu":
         raise InputError(
-            f"{name}: is {a.dtype} of shape {a.shape}, expected numbers (V, 3) as x, y, z, or (V, 3 + C) with further "
-            "columns; points go in rows"
+            f"{name}: is {a.dtype} of shape {a.shape}, expected numbers (V, 3) as x, y, z, or (V, 3 + C) with extra "
+            "columns; one point per row"
         )
     return _checked(name, a[:, :3], None, a[:, 3:] if a.shape[1] > 3 else None)
 
@@ -137,18 +137,16 @@ def _columns(data: bytes, name: str) -> np.ndarray:
         for r in read_text(data, name).splitlines()
     ]
     rows = [r for r in rows if r and not r[0].startswith("//")]
-    if rows and len(rows[0]) == 1:  # .pts and many .xyz files begin with the number of points
+    if rows and len(rows[0]) == 1:  # .pts and many .xyz files start with the number of points
         if int(rows[0][0]) > len(rows) - 1:
-            raise InputError(
-                f"{name}: promises {rows[0][0]} points and has {len(rows) - 1}: it was cut short"
-            )
+            raise InputError(f"{name}: declares {rows[0][0]} points and has {len(rows) - 1}: truncated")
         rows = rows[1:]
     if rows and not _number(rows[0][0]):  # a line of column names
         rows = rows[1:]
     widths = {len(r) for r in rows}
     if len(widths) > 1:
         raise InputError(
-            f"{name}: rows have {sorted(widths)[:5]} columns, expected as many in each (x y z ...)"
+            f"{name}: rows have {sorted(widths)[:5]} columns, expected the same number in each (x y z ...)"
         )
     return np.array(rows, dtype=np.float64) if rows else np.zeros((0, 3))
 
@@ -162,34 +160,34 @@ def _number(text: str) -> bool:
 
 
 def _obj(data: bytes, name: str) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Wavefront OBJ: `v` and `f` lines. Polygons become fans; vertices may be counted backwards."""
+    """Wavefront OBJ: `v` and `f` lines. Polygons become triangle fans; vertex indices may be negative."""
     points, corners = [], []
     for i, line in enumerate(re.sub(r"\\\r?\n", " ", read_text(data, name)).splitlines(), 1):
-        word, rest = (*line.split(None, 1), "", "")[:2]
-        if word == "v":
+        keyword, rest = (*line.split(None, 1), "", "")[:2]
+        if keyword == "v":
             points.append([float(v) for v in rest.split("#")[0].split()[:6]])
             if len(points[-1]) < 3:
                 raise InputError(f"{name}: line {i} is {line[:60]!r}, expected `v x y z`")
-        elif word == "f":
+        elif keyword == "f":
             refs = [int(r.split("/", 1)[0]) for r in rest.split("#")[0].split()]
-            # 0 is no number of a vertex; backwards beyond the first one would wrap around
+            # vertices count from 1; a negative index beyond the first vertex would wrap around
             if not refs or 0 in refs or min(refs) < -len(points):
                 raise InputError(
                     f"{name}: line {i} is {line[:60]!r}, expected `f a b c` with vertices from 1"
                 )
             if min(refs) < 0:
                 refs = [r if r > 0 else len(points) + 1 + r for r in refs]
-            # a fan from the first corner; edges written as faces of two corners have no area and are left out
+            # a fan from the first corner; faces of two corners (edges) have no area and are dropped
             corners += [(refs[0], b, c) for b, c in itertools.pairwise(refs[1:])]
     if not points:
-        raise InputError(f"{name}: has no `v x y z` line, expected an OBJ file with points")
+        raise InputError(f"{name}: has no `v x y z` line, expected an OBJ file with vertices")
     width = min(map(len, points))
     a = np.array([p[:width] for p in points])
     faces = np.array(corners, dtype=np.int64) - 1 if corners else None
     return a[:, :3], faces, a[:, 3:6] if width == 6 else None
 
 
-# ---- what trimesh parses ---------------------------------------------------------------------------------------
+# ---- formats parsed by trimesh ---------------------------------------------------------------------------------------
 
 
 def _trimesh(data: bytes, kind: str, name: str) -> Geometry:
@@ -198,20 +196,20 @@ def _trimesh(data: bytes, kind: str, name: str) -> Geometry:
     except ImportError as e:
         raise InputError(f"{name}: .{kind} files need trimesh: pip install trimesh") from e
     log = logging.getLogger("trimesh")
-    if not log.handlers:  # or it prints tracebacks about damaged files, which are told of by exceptions here
+    if not log.handlers:  # without one it prints tracebacks for damaged files; exceptions report them here
         log.addHandler(logging.NullHandler())
     if kind in ("glb", "gltf"):
         _check_gltf(data, kind, name)
-    promised = _promised_faces(data, kind, name)
+    declared = _declared_faces(data, kind, name)
     scene = trimesh.load_scene(io.BytesIO(data), file_type=kind, process=False, skip_materials=True)
     parts = list(_parts(scene, name))
     for geometry, _ in parts:
         _check_ply(geometry.metadata.get("_ply_raw", {}), name)
     meshes = [(g, m) for g, m in parts if len(getattr(g, "faces", ()))]
-    if promised is not None and sum(len(g.faces) for g, _ in meshes) < promised:
-        raise InputError(f"{name}: promises {promised:,} faces and has fewer: it was cut short")
+    if declared is not None and sum(len(g.faces) for g, _ in meshes) < declared:
+        raise InputError(f"{name}: declares {declared:,} faces and has fewer: truncated")
     if sum(len(g.faces) for g, _ in meshes) > MAX_FACES:
-        raise InputError(f"{name}: its parts have more than {MAX_FACES:,} faces together; simplify it first")
+        raise InputError(f"{name}: has more than {MAX_FACES:,} faces in total; simplify it first")
     used = meshes or [(g, m) for g, m in parts if isinstance(g, trimesh.PointCloud)]
     points, faces, colours, at = [], [], [], 0
     for geometry, matrix in used:
@@ -223,13 +221,13 @@ def _trimesh(data: bytes, kind: str, name: str) -> Geometry:
             colours.append(np.asarray(geometry.colors)[:, :3] / 255.0)
         at += len(v)
     if not points:
-        raise InputError(f"{name}: holds no point and no face")
+        raise InputError(f"{name}: has no points and no faces")
     extra = np.concatenate(colours) if colours and len(colours) == len(points) else None
     return _checked(name, np.concatenate(points), np.concatenate(faces) if faces else None, extra)
 
 
 def _parts(scene: Any, name: str):
-    """(geometry, 4x4 matrix to the world) for each place of a scene; each node is visited once."""
+    """(geometry, 4 x 4 world matrix) of each instance in a scene; each node is visited once."""
     below: dict[str, list] = {}
     for parent, child, facts in scene.graph.to_edgelist():
         below.setdefault(parent, []).append((child, facts))
@@ -246,7 +244,7 @@ def _parts(scene: Any, name: str):
                 yield scene.geometry[facts["geometry"]], matrix
         if len(seen) > MAX_NODES:
             raise InputError(
-                f"{name}: its scene has more than {MAX_NODES:,} nodes; join them into one mesh first"
+                f"{name}: the scene has more than {MAX_NODES:,} nodes; join them into one mesh first"
             )
 
 
@@ -257,30 +255,30 @@ def _triangles(faces: np.ndarray, v: int, name: str) -> np.ndarray:
             f"{name}: has faces of shape {faces.shape}, expected triangles or quads: triangulate it first"
         )
     if faces.size and (faces.min() < 0 or faces.max() >= v):
-        raise InputError(f"{name}: a face names point {faces.max()}, but there are {v:,}: it is damaged")
+        raise InputError(f"{name}: a face has index {faces.max()}, but there are {v:,} points: damaged")
     return faces if faces.shape[1] == 3 else np.concatenate([faces[:, [0, 1, 2]], faces[:, [2, 3, 0]]])
 
 
-def _promised_faces(data: bytes, kind: str, name: str) -> int | None:
-    """How many faces there must at least be, where a parser would not miss them; checks the size of text."""
+def _declared_faces(data: bytes, kind: str, name: str) -> int | None:
+    """Minimum number of faces in the file, or None if the parser itself checks it; checks the size of text files."""
     if kind == "off":
         text = re.sub(r"#[^\n]*", "", read_text(data, name))
         head = re.search(r"OFF\s*(\d+)\s+(\d+)[^\n]*", text)
         if head is None:
-            raise InputError(f"{name}: begins with {data[:12]!r}, expected OFF with its counts")
+            raise InputError(f"{name}: begins with {data[:12]!r}, expected OFF and its counts")
         lines = sum(1 for line in text[head.end() :].splitlines() if line.strip())
         if lines < int(head[1]) + int(head[2]):
-            raise InputError(f"{name}: promises {head[1]} points and {head[2]} faces, but has {lines:,} lines: it was "
-                             "cut short")  # fmt: skip
+            raise InputError(f"{name}: declares {head[1]} points and {head[2]} faces, but has {lines:,} lines: "
+                             "truncated")  # fmt: skip
     elif kind == "stl" and not (
         len(data) >= 84 and len(data) == 84 + 50 * int.from_bytes(data[80:84], "little")
     ):
         if len(data) >= 84 and b"\0" in data:
             n = int.from_bytes(data[80:84], "little")
-            raise InputError(f"{name}: promises {n:,} faces, which take {84 + 50 * n:,} bytes, and has {len(data):,}: it was "
-                             "cut short or is damaged")  # fmt: skip
+            raise InputError(f"{name}: declares {n:,} faces, which take {84 + 50 * n:,} bytes, and has {len(data):,} bytes: "
+                             "truncated or damaged")  # fmt: skip
         text = read_text(data, name).lower()
-        return text.count("facet") - text.count("endfacet")  # as many begin as there must be
+        return text.count("facet") - text.count("endfacet")  # every facet that begins must be complete
     elif kind == "ply":
         head = data[: data.find(b"end_header") + 1 or 4096]
         if b"ascii" in head:
@@ -289,19 +287,19 @@ def _promised_faces(data: bytes, kind: str, name: str) -> int | None:
 
 
 def _check_ascii_ply(text: str, name: str) -> None:
-    """Compare what a list says of its length with its line, which trimesh does not."""
+    """Compares the declared length of each list with its line; trimesh does not."""
     header, _, body = text.partition("end_header")
     lines = body.splitlines()[1:]
     at = 0
-    for part in header.split("element ")[1:]:
-        words = part.split()
-        count = int(words[1])
-        if words[2:].count("property") == 1 and words[3] == "list":
+    for element in header.split("element ")[1:]:
+        fields = element.split()
+        count = int(fields[1])
+        if fields[2:].count("property") == 1 and fields[3] == "list":
             for line in lines[at : at + max(count, 0)]:
                 values = line.split()
                 if values and int(values[0]) != len(values) - 1:
-                    raise InputError(f"{name}: a list of `{words[0]}` says {values[0][:20]} numbers and has "
-                                     f"{len(values) - 1}: it is damaged")  # fmt: skip
+                    raise InputError(f"{name}: a list of `{fields[0]}` declares {values[0][:20]} numbers and has "
+                                     f"{len(values) - 1}: damaged")  # fmt: skip
         at += max(count, 0)
 
 
@@ -311,15 +309,15 @@ def _check_ply(raw: dict, name: str) -> None:
         rows = next(iter(rows.values()), ()) if isinstance(rows, dict) else rows
         found = 0 if rows is None else len(rows)
         if facts["length"] and found != facts["length"]:
-            raise InputError(f"{name}: promises {facts['length']:,} rows of `{element}` and has {found:,}: it was cut "
-                             "short or is damaged")  # fmt: skip
+            raise InputError(f"{name}: declares {facts['length']:,} rows of `{element}` and has {found:,}: truncated or "
+                             "damaged")  # fmt: skip
 
 
 def _check_gltf(data: bytes, kind: str, name: str) -> None:
-    """Refuse what would unfold to far more than the file, and what would silently come out as zeros."""
+    """Raises for files that decompress to far more than their size, and for encodings that trimesh reads as zeros."""
     if kind == "glb":
         if len(data) < 20 or data[:4] != b"glTF" or len(data) < int.from_bytes(data[8:12], "little"):
-            raise InputError(f"{name}: is no whole GLB file: it was cut short or is of another kind")
+            raise InputError(f"{name}: is no complete GLB file: truncated or another format")
         data = data[20 : 20 + int.from_bytes(data[12:16], "little")]
     tree = json.loads(data)
     packed = {"KHR_draco_mesh_compression", "EXT_meshopt_compression"} & set(
@@ -328,20 +326,20 @@ def _check_gltf(data: bytes, kind: str, name: str) -> None:
     accessors = tree.get("accessors", [])
     if packed or any("sparse" in a for a in accessors):
         what = ", ".join(sorted(packed)) or "sparse accessors"
-        raise InputError(f"{name}: uses {what}, which is not read here; export it without compression")
+        raise InputError(f"{name}: uses {what}, which is not supported; export it without compression")
     views = sum(v["byteLength"] for v in tree.get("bufferViews", []))
-    unfolded = sum(a["count"] * 64 for a in accessors)  # 64 bytes: the largest item, a 4 x 4 matrix
-    if max(views, unfolded // 4) > 2 * MAX_BYTES or min([0, *(a["count"] for a in accessors)]) < 0:
-        raise InputError(f"{name}: its parts unfold to more than the {2 * MAX_BYTES:,} bytes that are read")
+    unpacked = sum(a["count"] * 64 for a in accessors)  # 64 bytes: the largest item, a 4 x 4 matrix
+    if max(views, unpacked // 4) > 2 * MAX_BYTES or min([0, *(a["count"] for a in accessors)]) < 0:
+        raise InputError(f"{name}: its buffers decompress to more than the limit of {2 * MAX_BYTES:,} bytes")
     used = [p for m in tree.get("meshes", []) for p in m.get("primitives", [])]
     total = sum(accessors[p["attributes"]["POSITION"]]["count"] for p in used)
     total += sum(accessors[p["indices"]]["count"] for p in used if "indices" in p)
     if len(tree.get("nodes", [])) > MAX_NODES or len(used) > MAX_NODES or total > 3 * MAX_FACES:
-        raise InputError(f"{name}: has {len(tree.get('nodes', [])):,} nodes and {len(used):,} parts of {total:,} points and "
-                         f"corners, more than {MAX_NODES:,} and {3 * MAX_FACES:,}; simplify it first")  # fmt: skip
+        raise InputError(f"{name}: has {len(tree.get('nodes', [])):,} nodes and {len(used):,} primitives of {total:,} points and "
+                         f"indices, more than {MAX_NODES:,} and {3 * MAX_FACES:,}; simplify it first")  # fmt: skip
 
 
-# ---- checks and sampling ---------------------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------------------------
 
 
 def _checked(name: str, points: Any, faces: Any = None, extra: np.ndarray | None = None) -> Geometry:
@@ -349,44 +347,14 @@ def _checked(name: str, points: Any, faces: Any = None, extra: np.ndarray | None
     if points.ndim != 2 or points.shape[1] != 3:
         raise InputError(f"{name}: has points of shape {points.shape}, expected (V, 3)")
     if not len(points):
-        raise InputError(f"{name}: holds no point")
+        raise InputError(f"{name}: has no points")
     faces = None if faces is None or not len(faces) else _triangles(faces, len(points), name)
     used = points if faces is None else points[np.unique(faces)]
     if faces is not None and np.isnan(used).any():
-        raise InputError(f"{name}: a corner of a face is NaN, expected finite coordinates: repair the mesh")
+        raise InputError(f"{name}: a vertex of a face is NaN, expected finite coordinates: repair the mesh")
     with np.errstate(invalid="ignore"):
         if (np.abs(used) > MAX_VALUE).any():
             raise InputError(
-                f"{name}: has coordinates beyond {MAX_VALUE:g} or infinite; it is damaged or needs scaling"
+                f"{name}: has infinite coordinates or coordinates beyond {MAX_VALUE:g}; it is damaged or needs scaling"
             )
     return Geometry(name, points, faces, None if extra is None else np.asarray(extra, dtype=np.float64))
-
-
-def sample_surface(points: np.ndarray, faces: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """n points on a mesh, evenly by area and always the same ones.
-
-    No random numbers: the i-th point sits where (i + 1/2) / n of the area is passed, face after face, and inside its face
-    at the i-th place of the R2 sequence (Roberts 2018), so a face of share a gets n a points, give or take one.
-
-    Args:
-        points: (V, 3).
-        faces: (F, 3).
-        n: how many.
-
-    Returns:
-        (n, 3) points and (n, 3) unit normals of their faces; of length 0 where the mesh has no area.
-    """
-    a, b, c = (points[faces[:, k]] for k in range(3))
-    cross = np.cross(b - a, c - a)
-    double = np.linalg.norm(cross, axis=1)
-    total = np.cumsum(double)
-    if not total[-1] > 0:
-        return np.zeros((0, 3)), np.zeros((0, 3))
-    i = np.arange(n)
-    at = np.searchsorted(total, (i + 0.5) / n * total[-1], side="right").clip(max=len(faces) - 1)
-    plastic = 1.32471795724474602596  # the root of x^3 = x + 1
-    u, v = (0.5 + (i + 1) / plastic) % 1, (0.5 + (i + 1) / plastic**2) % 1
-    root = np.sqrt(u)[:, None]
-    v = v[:, None]
-    where = (1 - root) * a[at] + root * (1 - v) * b[at] + root * v * c[at]
-    return where, cross[at] / double[at, None]
