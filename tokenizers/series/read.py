@@ -1,7 +1,7 @@
-"""Reading a table of measurements: CSV with a header -> (C, T) with NaN where a value is missing.
+"""Reads time series from CSV files with a header -> (C, T) with NaN at missing values.
 
-Notable: a time column puts every row at its own step, so a row that was never written is a gap of NaN and not a jump
-in time; every complaint names the line.
+Notable: a time column places every row at its time step, so missing rows become NaN steps and not jumps in time. Every
+error names the line.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ import numpy as np
 from worldtokens.errors import InputError
 
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "-", "?"))
-LIMIT = 1e37  # values beyond it do not fit float32 with room for their spread
+LIMIT = 1e37  # of absolute values: float32 with headroom for the variance
 
 
 def read_series(
     source: Any, columns: Sequence[str] | None = None, time: str | None = None
 ) -> tuple[np.ndarray, list[str]]:
-    """A CSV file -> its numbers and its columns' names.
+    """A CSV file -> its values and its column names.
 
-    The first line, but for comments behind ``#``, names the columns; fields are parted by comma, semicolon or tab, whichever the first line has
-    most of. An empty field, ``nan``, ``na``, ``n/a``, ``null``, ``none``, ``-`` and ``?`` mean missing.
+    The first line after comments (``#``) has the column names. The delimiter is a comma, semicolon or tab, whichever is
+    most frequent in the first line. Empty fields, ``nan``, ``na``, ``n/a``, ``null``, ``none``, ``-`` and ``?`` are missing
+    values.
 
     Args:
         source: path, bytes or binary file, UTF-8.
-        columns: which columns are channels, in this order. None: all but the time column.
-        time: the column of time stamps, numbers or ISO 8601, rising. Rows missing at their even steps become
-            NaN. None: every row is one step.
+        columns: the columns to use as channels, in this order. None: all but the time column.
+        time: the column of time stamps, numbers or ISO 8601, ascending. Missing time steps become NaN. None: every row is
+            one step.
 
     Returns:
         (C, T) float64 and C names.
 
     Raises:
-        InputError: the file cannot be used; names file, line and column.
+        InputError: the file is invalid; names file, line and column.
     """
     data, name = _data(source)
     rows = _rows(data, name)
     _, header = next(rows, (1, []))
     if not header:
-        raise InputError(f"{name}: is empty, expected a line of column names and lines of numbers")
+        raise InputError(f"{name}: is empty, expected a line of column names and rows of numbers")
     header = [cell.strip() for cell in header]
-    wanted = _wanted(header, columns, time, name)
+    indices = _column_indices(header, columns, time, name)
     stamps: list[tuple[int, str]] = []
-    values = [array("d") for _ in wanted]
+    values = [array("d") for _ in indices]
     blank = None
     for line, cells in rows:
         if not cells:
@@ -60,22 +61,22 @@ def read_series(
             continue
         if blank is not None:
             raise InputError(
-                f"{name}, line {blank}: is blank between rows; remove it, or write nan where a value is missing"
+                f"{name}, line {blank}: is blank between rows; remove it, or write nan for missing values"
             )
         if len(cells) != len(header):
             raise InputError(
                 f"{name}, line {line}: found {len(cells)} fields, expected {len(header)} ({', '.join(header)})"
             )
-        for out, at in zip(values, wanted, strict=True):
-            out.append(_number(cells[at], name, line, header[at]))
+        for out, i in zip(values, indices, strict=True):
+            out.append(_number(cells[i], name, line, header[i]))
         if time is not None:
             stamps.append((line, cells[header.index(time)].strip()))
     table = np.array([np.frombuffer(v, np.float64) if v else np.empty(0) for v in values])
     if not table.shape[1]:
         raise InputError(f"{name}: has column names and no rows")
     if time is not None:
-        table = _on_even_steps(table, stamps, name, time)
-    return table, [header[at] for at in wanted]
+        table = _on_regular_grid(table, stamps, name, time)
+    return table, [header[i] for i in indices]
 
 
 def _data(source: Any) -> tuple[bytes, str]:
@@ -85,7 +86,7 @@ def _data(source: Any) -> tuple[bytes, str]:
         name = os.fspath(source)
         try:
             mode = os.stat(source).st_mode
-            if not stat.S_ISREG(mode):  # a pipe or a device could block, or never end
+            if not stat.S_ISREG(mode):  # a pipe or a device could block or never end
                 kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
                 raise InputError(f"{name}: is {kind}, expected a CSV file")
             return Path(source).read_bytes(), name
@@ -104,13 +105,13 @@ def _data(source: Any) -> tuple[bytes, str]:
 
 
 def _rows(data: bytes, name: str):
-    """(line number, fields) of every record; no fields on a blank line."""
+    """(line number, fields) of every row; a blank line has no fields."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
         raise InputError(
-            f"{name}, line {line}: holds byte 0x{data[e.start]:02X}, which is not UTF-8; save the file as UTF-8"
+            f"{name}, line {line}: has byte 0x{data[e.start]:02X}, which is not UTF-8; save the file as UTF-8"
         ) from e
     skipped = 0  # comments before the header
     while text.startswith("#"):
@@ -128,24 +129,26 @@ def _rows(data: bytes, name: str):
             raise InputError(f"{name}, line {line}: {e}; expected CSV") from e
 
 
-def _wanted(header: list[str], columns: Sequence[str] | None, time: str | None, name: str) -> list[int]:
-    """Places of the channels' columns."""
+def _column_indices(
+    header: list[str], columns: Sequence[str] | None, time: str | None, name: str
+) -> list[int]:
+    """Indices of the channels in the header."""
     if all(_is_number(cell) for cell in header):
         raise InputError(
-            f"{name}, line 1: holds numbers ({', '.join(header[:4])}), expected the columns' names; put a line such as "
-            "load,temperature first"
+            f"{name}, line 1: has numbers ({', '.join(header[:4])}), expected column names; add a first line such as "
+            "load,temperature"
         )
     for cell in header:
         if not cell or header.count(cell) > 1:
-            what = f"comes {header.count(cell)} times" if cell else "has no name"
-            raise InputError(f"{name}, line 1: column {cell!r} {what}; give each column a name of its own")
-    for asked in [*(columns or ()), *([time] if time is not None else ())]:
-        if asked not in header:
-            raise InputError(f"{name}, line 1: no column {asked!r}; found {', '.join(header)}")
-    wanted = columns if columns is not None else [cell for cell in header if cell != time]
-    if not wanted:
-        raise InputError(f"{name}, line 1: has the time column {time!r} and no other")
-    return [header.index(cell) for cell in wanted]
+            what = f"occurs {header.count(cell)} times" if cell else "has no name"
+            raise InputError(f"{name}, line 1: column {cell!r} {what}; give each column a unique name")
+    for column in [*(columns or ()), *([time] if time is not None else ())]:
+        if column not in header:
+            raise InputError(f"{name}, line 1: no column {column!r}; found {', '.join(header)}")
+    chosen = columns if columns is not None else [cell for cell in header if cell != time]
+    if not chosen:
+        raise InputError(f"{name}, line 1: has only the time column {time!r}, expected channels")
+    return [header.index(cell) for cell in chosen]
 
 
 def _is_number(cell: str) -> bool:
@@ -163,21 +166,21 @@ def _number(cell: str, name: str, line: int, column: str) -> float:
     try:
         value = float(cell)
     except ValueError as e:
-        hint = f"; if it tells the time, pass time={column!r}" if _seconds(cell) is not None else ""
+        hint = f"; if it is the time column, pass time={column!r}" if _seconds(cell) is not None else ""
         raise InputError(
             f"{name}, line {line}, column {column!r}: found {cell[:40]!r}, expected a number with a decimal point, or "
-            f"an empty field where it is missing{hint}"
+            f"an empty field for a missing value{hint}"
         ) from e
     if not abs(value) < LIMIT:
         raise InputError(
             f"{name}, line {line}, column {column!r}: found {cell[:40]!r}, expected a finite number below {LIMIT:g}; "
-            "leave the field empty where it is missing"
+            "leave the field empty for a missing value"
         )
     return value
 
 
 def _seconds(cell: str) -> float | None:
-    """A number as it is, or an ISO 8601 stamp in seconds; None if neither. Stamps without a zone count as UTC."""
+    """A number unchanged, or an ISO 8601 time stamp in seconds; None if neither. Without a time zone it is UTC."""
     try:
         return float(cell)
     except ValueError:
@@ -191,13 +194,13 @@ def _seconds(cell: str) -> float | None:
     return (stamp - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)).total_seconds()
 
 
-def _on_even_steps(table: np.ndarray, stamps: list[tuple[int, str]], name: str, time: str) -> np.ndarray:
-    """Rows put at even steps of time, NaN between where steps were left out.
+def _on_regular_grid(table: np.ndarray, stamps: list[tuple[int, str]], name: str, time: str) -> np.ndarray:
+    """Rows on a regular time grid, with NaN at missing steps.
 
-    The step is what most of the short gaps are. Gaps are rounded one by one, so rounded stamps (0.333, 0.667) do not
-    drift, and months or years count as even.
+    The step is the median of the short differences. Each difference is rounded separately, so rounded time stamps (0.333,
+    0.667) do not drift, and months or years count as regular.
     """
-    at = []
+    times = []
     for line, cell in stamps:
         second = _seconds(cell)
         if second is None or not np.isfinite(second):
@@ -205,15 +208,15 @@ def _on_even_steps(table: np.ndarray, stamps: list[tuple[int, str]], name: str, 
                 f"{name}, line {line}, column {time!r}: found {cell[:40]!r}, expected a number or an ISO 8601 time such "
                 "as 2024-05-01T12:00"
             )
-        at.append(second)
-    gaps = np.diff(np.array(at))
+        times.append(second)
+    gaps = np.diff(np.array(times))
     if not len(gaps):
         return table
-    back = np.flatnonzero(gaps <= 0)
-    if len(back):
-        (_, before), (line, cell) = stamps[back[0]], stamps[back[0] + 1]
+    wrong = np.flatnonzero(gaps <= 0)
+    if len(wrong):
+        (_, before), (line, cell) = stamps[wrong[0]], stamps[wrong[0] + 1]
         raise InputError(
-            f"{name}, line {line}: time {cell} does not come after {before} in the row before; sort the rows, one a time"
+            f"{name}, line {line}: time {cell} is not after {before} in the previous row; sort the rows, one per time"
         )
     step = float(np.median(gaps[gaps < 1.5 * gaps.min()]))
     steps = np.maximum(1, np.round(gaps / step))
@@ -221,15 +224,15 @@ def _on_even_steps(table: np.ndarray, stamps: list[tuple[int, str]], name: str, 
     if len(off):
         line, cell = stamps[off[0] + 1]
         raise InputError(
-            f"{name}, line {line}: time {cell} lies {gaps[off[0]]:g} after the row before, which is no whole number of "
-            f"steps of {step:g}; resample to even steps, or choose columns= and leave time=None to count rows"
+            f"{name}, line {line}: time {cell} is {gaps[off[0]]:g} after the previous row, which is no integer multiple of "
+            f"the step {step:g}; resample to a regular step, or choose columns= and use time=None (one row per step)"
         )
-    if steps.sum() + 1 > max(1_000_000, 100 * len(at)):
+    if steps.sum() + 1 > max(1_000_000, 100 * len(times)):
         raise InputError(
-            f"{name}: {len(at)} rows spread over {steps.sum() + 1:.0f} steps of {step:g}, nearly all missing; cut the "
+            f"{name}: {len(times)} rows over {steps.sum() + 1:.0f} steps of {step:g}, nearly all missing; split the "
             "file at its long gaps"
         )
-    places = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
-    even = np.full((len(table), places[-1] + 1), np.nan)
-    even[:, places] = table
-    return even
+    indices = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
+    grid = np.full((len(table), indices[-1] + 1), np.nan)
+    grid[:, indices] = table
+    return grid

@@ -1,13 +1,13 @@
-"""Multivariate time series -> Tokens: one token a patch of time, as in PatchTST (Nie et al. 2023).
+"""Multivariate time series -> Tokens: one token per patch of time steps, as in PatchTST (Nie et al. 2023).
 
 Notable:
 
-- a missing value (NaN) is never a number: it counts in no mean, enters the embedding as 0, and the embedding is told
-  which of a patch's values are missing by a second linear map, which adds nothing where all are there;
-- a series may have any length: the last patch is filled up with missing values, so nothing is dropped;
-- each channel of each sample is brought to mean 0 and variance 1, and `restore` takes a forecast back.
+- missing values (NaN) do not count in mean and variance and enter the embedding as 0; a second linear layer embeds the
+  mask of missing values and adds nothing if none is missing;
+- a series may have any length: the last patch is padded with missing values, so no step is dropped;
+- each channel of each sample is normalised to mean 0 and variance 1; `denormalize` inverts it for a forecast.
 
-Shapes: B samples, C channels, T steps, P steps of a patch, S steps between patches, n patches of a channel, N tokens.
+Shapes: B samples, C channels, T steps, P steps per patch, S stride, n patches per channel, N tokens, D width.
 """
 
 from __future__ import annotations
@@ -28,36 +28,35 @@ from worldtokens.tokenizers.patches import sides, sincos_positions
 from worldtokens.tokenizers.series.read import LIMIT, read_series
 from worldtokens.tokens import Tokens
 
-MIXES = ("attention", "none", "patch")
+CHANNEL_MIXING = ("attention", "none", "patch")
 
 
 class SeriesTokenizer(Tokenizer):
-    """Time series -> tokens. A series of T steps gives n = 1 + ceil(max(0, T - patch) / stride) patches.
+    """Time series -> Tokens. A series of T steps gives n = 1 + ceil(max(0, T - patch) / stride) patches per channel.
 
-    How channels meet is `mix`:
+    `mix` sets how channels interact:
 
-    - ``"attention"``: C * n tokens, channel after channel; all of a sample read each other, and a learned vector
-      tells which channel a token is from.
-    - ``"none"``: the same tokens without that vector, each channel a segment of its own, so that channels share weights and
-      nothing else: PatchTST's channel independence. A channel then pools, packs and unpacks as a sample does.
-    - ``"patch"``: n tokens, each holding all channels of its span.
+    - ``"attention"``: C * n tokens, one channel after another. Tokens of all channels attend to each other; a learned
+      channel embedding is added.
+    - ``"none"``: the same tokens without channel embedding, each channel in its own segment: PatchTST's channel
+      independence. Channels share only weights. A channel is pooled, packed and unpacked like a sample.
+    - ``"patch"``: n tokens, each of which embeds all channels of its time span.
 
-    A token's `pos` is (number of the patch, channel, 0), with channel 0 for ``"patch"``.
+    A token's `pos` is (patch index, channel, 0), with channel 0 for ``"patch"``.
 
     Args:
         dim: width D of the tokens.
-        channels: number of channels C. May be None with ``mix="none"``: any number.
-        patch: steps P of a patch.
-        stride: steps S between the starts of patches, at most P. None: half of P, as PatchTST has it.
-        mix: how channels meet, see above.
-        empty: what a patch with nothing observed becomes: ``"drop"``, no token, or ``"token"``, one that carries a
-            learned vector and its position.
-        normalize: bring each channel of each sample to mean 0 and variance 1 over what was observed. A
-            constant channel becomes 0.
-        positions: ``"sincos"`` (any length), ``"learned"`` (up to `max_patches`) or ``"none"``.
-        max_patches: rows of the learned table.
+        channels: number of channels C. None, with ``mix="none"`` only: any number.
+        patch: steps P per patch.
+        stride: steps S between the starts of patches, at most P. None: P / 2, as in PatchTST.
+        mix: how channels interact, see above.
+        empty: patches without observed values: ``"drop"`` drops them, ``"token"`` gives them a learned embedding.
+        normalize: normalise each channel of each sample to mean 0 and variance 1 over its observed values. A constant
+            channel becomes 0.
+        positions: position embedding: ``"sincos"`` (any length), ``"learned"`` (up to `max_patches`) or ``"none"``.
+        max_patches: number of learned positions.
         columns: names of the channels in a CSV file, in order. None: all but the time column.
-        time: name of the time column of a CSV file, see `series_file.read_series`.
+        time: name of the time column of a CSV file, see `read.read_series`.
 
     Raises:
         InputError: a setting is out of its range.
@@ -83,16 +82,18 @@ class SeriesTokenizer(Tokenizer):
         (self.dim,), (self.patch,) = sides(dim, 1, "dim"), sides(patch, 1, "patch")
         (self.stride,) = sides(stride if stride is not None else max(1, patch // 2), 1, "stride")
         if self.stride > self.patch:
-            raise InputError(f"stride {stride} is larger than the patch {patch}: steps between would be lost")
+            raise InputError(
+                f"stride {stride} is larger than patch {patch}: steps between patches would be lost"
+            )
         for name, value, allowed in (
-            ("mix", mix, MIXES),
+            ("mix", mix, CHANNEL_MIXING),
             ("empty", empty, ("drop", "token")),
             ("positions", positions, ("sincos", "learned", "none")),
         ):
             if value not in allowed:
                 raise InputError(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
         if channels is None and mix != "none":
-            raise InputError(f"channels=None goes with mix='none' alone; mix={mix!r} needs their number")
+            raise InputError(f"channels=None needs mix='none'; mix={mix!r} needs the number of channels")
         if channels is not None:
             (channels,) = sides(channels, 1, "channels")
         if columns is not None and (isinstance(columns, str) or channels not in (None, len(columns))):
@@ -102,21 +103,26 @@ class SeriesTokenizer(Tokenizer):
         (self.max_patches,) = sides(max_patches, 1, "max_patches")
 
         width = self.patch * (channels if mix == "patch" else 1)
-        self.value = nn.Linear(width, dim)
-        self.gap = nn.Linear(width, dim, bias=False)
-        self.absent = nn.Parameter(torch.empty(dim)) if empty == "token" else None
-        self.channel = nn.Embedding(channels, dim) if mix == "attention" and channels > 1 else None
-        self.position = nn.Parameter(torch.empty(max_patches, dim)) if positions == "learned" else None
+        self.proj = nn.Linear(width, dim)
+        self.missing = nn.Linear(width, dim, bias=False)
+        self.empty_token = nn.Parameter(torch.empty(dim)) if empty == "token" else None
+        self.channel_embed = nn.Embedding(channels, dim) if mix == "attention" and channels > 1 else None
+        self.pos_embed = nn.Parameter(torch.empty(max_patches, dim)) if positions == "learned" else None
         if positions == "sincos":
-            sincos_positions(torch.zeros(1, 1), dim)  # says so now if dim is too small
+            sincos_positions(torch.zeros(1, 1), dim)  # raises now if dim is too small
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Values: normal with variance 1 / inputs, so that normalised ones give tokens of about unit variance. All
-        the rest, learned vectors that are added, normal with deviation 0.02; bias 0."""
-        nn.init.normal_(self.value.weight, std=self.value.in_features**-0.5)
-        nn.init.zeros_(self.value.bias)
-        extra = (self.gap.weight, self.absent, self.position, self.channel and self.channel.weight)
+        """`proj`: normal with variance 1 / fan_in, so that normalised values give tokens of about unit variance; bias 0.
+        All other weights: normal with standard deviation 0.02."""
+        nn.init.normal_(self.proj.weight, std=self.proj.in_features**-0.5)
+        nn.init.zeros_(self.proj.bias)
+        extra = (
+            self.missing.weight,
+            self.empty_token,
+            self.pos_embed,
+            self.channel_embed and self.channel_embed.weight,
+        )
         for table in extra:
             if table is not None:
                 nn.init.normal_(table, std=0.02)
@@ -124,18 +130,18 @@ class SeriesTokenizer(Tokenizer):
     # ---- raw series ------------------------------------------------------------------------------------------
 
     def read(self, source: Any) -> Tensor:
-        """One series -> (C, T) float64, NaN where a value is missing.
+        """One series -> (C, T) float64, NaN at missing values.
 
         Args:
-            source: numpy array or tensor (C, T), or (T,) of one channel, with NaN (or a numpy mask) at missing
-                values; or a CSV file with a header: path, bytes or binary file.
+            source: numpy array or tensor (C, T), or (T,) for one channel, with NaN (or a numpy mask) at missing values;
+                or a CSV file with a header: path, bytes or binary file.
 
         Raises:
-            InputError: it cannot be read, has another number of channels, or nothing was observed.
+            InputError: it cannot be read, has another number of channels, or all values are missing.
         """
         if isinstance(source, np.ndarray | Tensor):
             values, name = _from_array(source)
-            layout = "an array is (C, T), channels first, and is not guessed at"
+            layout = "an array is (C, T), channels first"
         elif isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(
             source, "read"
         ):
@@ -144,34 +150,34 @@ class SeriesTokenizer(Tokenizer):
             layout = f"found columns {', '.join(names[:12])}; choose with columns=[...] and time="
         else:
             raise InputError(
-                f"a series cannot be read from a {type(source).__name__}: pass a numpy array or tensor (C, T), or a CSV "
-                "file as path, bytes or binary file"
+                f"cannot read a series from a {type(source).__name__}: pass a numpy array or tensor (C, T), or a CSV file as "
+                "path, bytes or binary file"
             )
         if self.channels is not None and len(values) != self.channels:
             raise InputError(f"{name}: has {len(values)} channels, expected {self.channels}; {layout}")
         if not values.size:
             raise InputError(
-                f"{name}: has {len(values)} channels and {values.shape[1]} steps, expected at least one"
+                f"{name}: has {len(values)} channels and {values.shape[1]} steps, expected at least one of each"
             )
         if np.isnan(values).all():
-            raise InputError(f"{name}: every value is missing")
+            raise InputError(f"{name}: all values are missing")
         return torch.from_numpy(values)
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:
-        """Raw series of any lengths -> one batch, normalised and cut into patches.
+        """Raw series of any lengths -> one batch, normalised and split into patches.
 
         Returns:
-            `patches` (B, N, F) float32, 0 at missing values; `missing` (B, N, F) bool, True = not observed, where F is
-            P, or C * P with ``mix="patch"``; `coords` (B, N, 2) as (patch, channel); `mean` and `std` (B, C) float32;
-            `lengths`, for each sample the tokens of its segments.
+            `patches` (B, N, F) float32, 0 at missing values; `missing` (B, N, F) bool, True = missing, where F is P, or
+            C * P with ``mix="patch"``; `coords` (B, N, 2), (patch, channel); `mean` and `std` (B, C) float32; `lengths`,
+            per sample the number of tokens of each segment.
 
         Raises:
-            InputError: a raw series is not (C, T) with something observed, or is too long for learned positions.
+            InputError: a raw series is not (C, T), has no observed value, or is too long for learned positions.
         """
         if not len(raws):
             raise InputError("no series to collate: expected at least one")
-        parts = [self._cut(raw, f"series {i} of the batch") for i, raw in enumerate(raws)]
-        patches, missing, coords, means, stds = zip(*parts, strict=True)
+        samples = [self._patchify(raw, f"series {i} of the batch") for i, raw in enumerate(raws)]
+        patches, missing, coords, means, stds = zip(*samples, strict=True)
         lengths = []
         for c in coords:
             counts = torch.bincount(c[:, 1]).tolist() if self.mix == "none" else [len(c)]
@@ -185,64 +191,64 @@ class SeriesTokenizer(Tokenizer):
             lengths=tuple(lengths),
         )
 
-    def patches_of(self, steps: int) -> int:
-        """How many patches cover so many steps."""
+    def num_patches(self, steps: int) -> int:
+        """Number of patches per channel of a series with `steps` steps."""
         return 1 + -(-max(0, steps - self.patch) // self.stride)
 
-    def _cut(self, raw: Tensor, name: str) -> tuple[Tensor, ...]:
+    def _patchify(self, raw: Tensor, name: str) -> tuple[Tensor, ...]:
         fits = isinstance(raw, Tensor) and raw.ndim == 2 and raw.is_floating_point() and raw.numel()
         if not fits or self.channels not in (None, len(raw)):
             found = f"{tuple(raw.shape)} {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
-            raise InputError(f"{name} is {found}, expected float ({self.channels or 'C'}, T) as read() gives")
+            raise InputError(f"{name} is {found}, expected float ({self.channels or 'C'}, T) from read()")
         c, steps = raw.shape
-        n = self.patches_of(steps)
-        if self.position is not None and n > self.max_patches:
+        n = self.num_patches(steps)
+        if self.pos_embed is not None and n > self.max_patches:
             raise InputError(
-                f"{name} has {steps} steps, {n} patches, more than max_patches={self.max_patches}: raise that, use "
-                "positions='sincos', or cut the series"
+                f"{name} has {steps} steps, {n} patches, more than max_patches={self.max_patches}: increase it, use "
+                "positions='sincos', or split the series"
             )
         values = raw.double()
-        there = ~values.isnan()
-        values = values.masked_fill(~there, 0)
+        observed = ~values.isnan()
+        values = values.masked_fill(~observed, 0)
         mean, std = torch.zeros(c, dtype=torch.float64), torch.ones(c, dtype=torch.float64)
         if self.normalize:
-            count = there.sum(1).clamp(min=1)
+            count = observed.sum(1).clamp(min=1)
             mean = values.sum(1) / count
-            std = (((values - mean[:, None]) ** 2).masked_fill(~there, 0).sum(1) / count).sqrt()
-            # what rounding leaves of a constant channel is no spread
+            std = (((values - mean[:, None]) ** 2).masked_fill(~observed, 0).sum(1) / count).sqrt()
+            # the std of a constant channel may be a rounding error
             std = torch.where(std > 1e-9 * mean.abs(), std, 1.0)
-            values = ((values - mean[:, None]) / std[:, None]).masked_fill(~there, 0)
-        fill = (n - 1) * self.stride + self.patch - steps
-        values = nn.functional.pad(values.float(), (0, fill)).unfold(1, self.patch, self.stride)  # (C, n, P)
-        gone = nn.functional.pad(~there, (0, fill), value=True).unfold(1, self.patch, self.stride)
+            values = ((values - mean[:, None]) / std[:, None]).masked_fill(~observed, 0)
+        pad = (n - 1) * self.stride + self.patch - steps
+        values = nn.functional.pad(values.float(), (0, pad)).unfold(1, self.patch, self.stride)  # (C, n, P)
+        missing = nn.functional.pad(~observed, (0, pad), value=True).unfold(1, self.patch, self.stride)
         if self.mix == "patch":  # (1, n, C * P)
-            values, gone = (v.transpose(0, 1).flatten(1)[None] for v in (values, gone))
-        where = torch.stack(
+            values, missing = (v.transpose(0, 1).flatten(1)[None] for v in (values, missing))
+        coords = torch.stack(
             torch.meshgrid(torch.arange(n), torch.arange(len(values)), indexing="xy"), -1
         )  # (C | 1, n, 2)
-        values, gone, where = values.flatten(0, 1), gone.flatten(0, 1), where.flatten(0, 1)
-        keep = ~gone.all(1)
+        values, missing, coords = values.flatten(0, 1), missing.flatten(0, 1), coords.flatten(0, 1)
+        keep = ~missing.all(1)
         if not bool(keep.any()):
-            raise InputError(f"{name}: every value is missing")
+            raise InputError(f"{name}: all values are missing")
         if self.empty == "drop":
-            values, gone, where = values[keep], gone[keep], where[keep]
-        return values, gone, where, mean.float(), std.float()
+            values, missing, coords = values[keep], missing[keep], coords[keep]
+        return values, missing, coords, mean.float(), std.float()
 
     # ---- tokens ----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Tokens:
-        """A batch from `collate` on the model's device -> its tokens, (B, N, dim)."""
-        to = self.value.weight.dtype
+        """A batch from `collate` on the model's device -> Tokens (B, N, D)."""
+        dtype = self.proj.weight.dtype
         missing, coords, lengths = batch["missing"], batch["coords"], batch["lengths"]
-        x = self.value(batch["patches"].to(to)) + self.gap(missing.to(to))
-        if self.absent is not None:
-            x = torch.where(missing.all(-1, keepdim=True), self.absent, x)
-        if self.channel is not None:
-            x = x + self.channel(coords[..., 1])
-        if self.position is not None:
-            x = x + self.position[coords[..., 0]]
+        x = self.proj(batch["patches"].to(dtype)) + self.missing(missing.to(dtype))
+        if self.empty_token is not None:
+            x = torch.where(missing.all(-1, keepdim=True), self.empty_token, x)
+        if self.channel_embed is not None:
+            x = x + self.channel_embed(coords[..., 1])
+        if self.pos_embed is not None:
+            x = x + self.pos_embed[coords[..., 0]]
         elif self.positions == "sincos":
-            x = x + sincos_positions(coords[..., :1], self.dim).to(to)
+            x = x + sincos_positions(coords[..., :1], self.dim).to(dtype)
         pos = nn.functional.pad(coords.float(), (0, 1))  # (patch, channel, 0)
         tokens = self.wrap(x, [sum(row) for row in lengths], "bidirectional", pos=pos)
         if self.mix == "none":
@@ -250,8 +256,8 @@ class SeriesTokenizer(Tokenizer):
             tokens = tokens.replace(segment=segment, layout=Layout(lengths, "bidirectional"))
         return tokens
 
-    def restore(self, values: Tensor, batch: Batch) -> Tensor:
-        """Normalised values, such as a forecast, in the series' own units: (B, C, any) -> the same shape."""
+    def denormalize(self, values: Tensor, batch: Batch) -> Tensor:
+        """Normalised values, such as a forecast, to the units of the series: (B, C, T) -> (B, C, T)."""
         return values * batch["std"][..., None].to(values) + batch["mean"][..., None].to(values)
 
 
@@ -267,14 +273,14 @@ def _from_array(source: np.ndarray | Tensor) -> tuple[np.ndarray, str]:
     if not real:
         raise InputError(f"{name}: expected real numbers; convert it, e.g. .astype('float64')")
     if values.ndim not in (1, 2):
-        raise InputError(f"{name}: expected (C, T), channels first, or (T,) of one channel")
-    values = np.array(np.atleast_2d(values))  # a copy: the caller may write to theirs
+        raise InputError(f"{name}: expected (C, T), channels first, or (T,) for one channel")
+    values = np.array(np.atleast_2d(values))  # a copy, independent of the caller's array
     with np.errstate(invalid="ignore"):
         bad = np.argwhere(~np.isnan(values) & ~(np.abs(values) < LIMIT))
     if len(bad):
         c, t = bad[0]
         raise InputError(
-            f"{name}: holds {values[c, t]} in channel {c} at step {t}, expected finite numbers below {LIMIT:g}, NaN "
-            "where a value is missing"
+            f"{name}: has {values[c, t]} in channel {c} at step {t}, expected finite numbers below {LIMIT:g}, or NaN "
+            "for a missing value"
         )
     return values, name
