@@ -45,7 +45,7 @@ def export_program(model: nn.Module, column: str | None = None) -> torch.export.
     Returns:
         A program whose `module()` takes ``pixels`` (B, 3, H, W), normalised floats, or ``ids`` (B, N) int64 and
         ``lengths`` (B,) int64, each 1 to N, and gives (B, D) embeddings or (B, classes) logits. What ids hold behind a
-        text's length changes nothing. A text front-end with ``fill=True`` takes ``ids`` alone, filled up to the context.
+        text's length changes nothing. A text front-end with ``pad_to_context=True`` takes ``ids`` alone, filled up to the context.
         Images of a front-end without a size have sides of two patches or more, multiples of the patch.
 
     Raises:
@@ -231,7 +231,7 @@ def _picture(front: ImageTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[
 
 
 def _text(front: TextTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
-    if front.fill:
+    if front.pad_to_context:
         ids = torch.full((2, front.context), front.pad_id)
         return {"ids": ids}, {"ids": {0: rows}}
     most = front.context or 2**20
@@ -286,13 +286,13 @@ def _prepare(front: Tokenizer) -> dict[str, Any]:
             "mean": list(front.mean),
             "std": list(front.std),
         }
-    token = front._rust.id_to_token
+    token = front.backend.id_to_token
     return {
         "kind": "text",
         "context": front.context,
         "start": None if front.start_id is None else {"id": front.start_id, "token": token(front.start_id)},
         "end": None if front.end_id is None else {"id": front.end_id, "token": token(front.end_id)},
         "pad": {"id": front.pad_id, "token": token(front.pad_id)},
-        "fill": front.fill,
-        "cleaning": front.cleaning,
+        "pad_to_context": front.pad_to_context,
+        "normalize": front.normalize,
     }

@@ -237,7 +237,7 @@ def pieces_of(tokenizer: Any, ids: Sequence[int]) -> tuple[Piece, ...]:
             or texts[at + 1][:1].isspace()
             or (both != text + texts[at + 1] and both.startswith(text + " "))
         )
-        raw = tokenizer.spell(i)
+        raw = tokenizer.token_bytes(i)
         part = "\ufffd" in text and raw.decode("utf-8", "ignore").encode() != raw
         if part:
             text = f"<{raw.hex(' ').upper()}>"

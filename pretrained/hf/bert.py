@@ -20,12 +20,12 @@ from worldtokens.pretrained import mapping
 from worldtokens.pretrained.hf.source import Source, numbers
 from worldtokens.tasks.embedding.model import Encoder
 from worldtokens.tokenizers.text.pairs import PairTokenizer
-from worldtokens.tokenizers.text.vocabulary import around
+from worldtokens.tokenizers.text.vocabulary import start_and_end
 
 BERT = {
     "embeddings.word_embeddings.weight": "tokenizer.embedding.weight",
-    "embeddings.position_embeddings.weight": "tokenizer.position",
-    "embeddings.token_type_embeddings.weight": "tokenizer.types.weight",
+    "embeddings.position_embeddings.weight": "tokenizer.pos_embed",
+    "embeddings.token_type_embeddings.weight": "tokenizer.type_embedding.weight",
     "embeddings.LayerNorm.*": "trunk.first_norm.*",
     "encoder.layer.*.attention.self.qkv.*": "trunk.blocks.*.attn.qkv.*",
     "encoder.layer.*.attention.output.dense.*": "trunk.blocks.*.attn.proj.*",
@@ -37,7 +37,7 @@ BERT = {
 }
 DISTIL = {
     "embeddings.word_embeddings.weight": "tokenizer.embedding.weight",
-    "embeddings.position_embeddings.weight": "tokenizer.position",
+    "embeddings.position_embeddings.weight": "tokenizer.pos_embed",
     "embeddings.LayerNorm.*": "trunk.first_norm.*",
     "transformer.layer.*.attention.qkv.*": "trunk.blocks.*.attn.qkv.*",
     "transformer.layer.*.attention.out_lin.*": "trunk.blocks.*.attn.proj.*",
@@ -131,11 +131,13 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         dim,
         depth,
         heads,
-        hidden=hidden,
         activation=source.activation(activation),
-        eps=1e-12 if distil else config["layer_norm_eps"],
-        pre_norm=False,
-        first_norm=True,
+        config={
+            "mlp_dim": hidden,
+            "eps": 1e-12 if distil else config["layer_norm_eps"],
+            "pre_norm": False,
+            "first_norm": True,
+        },
     )
     places, counted = config["max_position_embeddings"], kind in ("roberta", "xlm-roberta")
     if counted:
@@ -149,10 +151,10 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         **_words(config, source),
         dim=dim,
         context=min(places, steps.get("context") or places),
-        places=places,
-        types=0 if distil else config["type_vocab_size"],
+        max_positions=places,
+        token_types=0 if distil else config["type_vocab_size"],
         pair="roberta" if counted else "bert",
-        rows=config["vocab_size"],
+        num_embeddings=config["vocab_size"],
     )
     pooler = {k for k in weights if k.startswith("pooler.")}
     if steps:
@@ -199,7 +201,7 @@ def _words(config: Mapping[str, Any], source: Source) -> dict[str, Any]:
             f"tokenizer_config.json says do_lower_case={told}, tokenizer.json lowercase={lower}: give the one that is "
             "meant as tokenizer="
         )
-    start, end = around(vocabulary)
+    start, end = start_and_end(vocabulary)
     return {
         "vocabulary": vocabulary,
         "start": start,

@@ -24,7 +24,7 @@ from worldtokens.tasks.embedding.model import Encoder
 from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
 from worldtokens.tokenizers.text import clip_bpe
 from worldtokens.tokenizers.text.tokenizer import TextTokenizer
-from worldtokens.tokenizers.text.vocabulary import around
+from worldtokens.tokenizers.text.vocabulary import start_and_end
 
 BLOCKS = {
     "encoder.layers.*.layer_norm1.*": "trunk.blocks.*.norm1.*",
@@ -36,7 +36,7 @@ BLOCKS = {
 }
 TEXT = BLOCKS | {
     "embeddings.token_embedding.weight": "front.embedding.weight",
-    "embeddings.position_embedding.weight": "front.position",
+    "embeddings.position_embedding.weight": "front.pos_embed",
     "final_layer_norm.*": "trunk.norm.*",
     "text_projection.weight": "head.weight",
     "head.*": "head.*",
@@ -48,10 +48,10 @@ VISION = BLOCKS | {
     "pre_layrnorm.*": "trunk.first_norm.*",
     "post_layernorm.*": "trunk.norm.*",
     "visual_projection.weight": "head.weight",
-    "head.probe": "pool.latent",
-    "head.q.*": "pool.read.q.*",
-    "head.kv.*": "pool.read.kv.*",
-    "head.attention.out_proj.*": "pool.read.proj.*",
+    "head.probe": "pool.query",
+    "head.q.*": "pool.attn.q.*",
+    "head.kv.*": "pool.attn.kv.*",
+    "head.attention.out_proj.*": "pool.attn.proj.*",
     "head.layernorm.*": "pool.norm.*",
     "head.mlp.fc1.*": "pool.mlp.fc1.*",
     "head.mlp.fc2.*": "pool.mlp.fc2.*",
@@ -183,10 +183,12 @@ def _trunk(config: Mapping[str, Any], first_norm: bool, source: Source) -> Trans
         config["hidden_size"],
         config["num_hidden_layers"],
         config["num_attention_heads"],
-        hidden=config["intermediate_size"],
         activation=source.activation(config["hidden_act"]),
-        eps=config["layer_norm_eps"],
-        first_norm=first_norm,
+        config={
+            "mlp_dim": config["intermediate_size"],
+            "eps": config["layer_norm_eps"],
+            "first_norm": first_norm,
+        },
     )
 
 
@@ -202,7 +204,7 @@ def _text(
         dim=config["hidden_size"],
         context=config["max_position_embeddings"],
         causal=clip,
-        fill=not clip,
+        pad_to_context=not clip,
         **_words(config, family, source),
     )
     if front.vocab_size != config["vocab_size"]:
@@ -227,7 +229,7 @@ def _words(config: Mapping[str, Any], family: str, source: Source) -> dict[str, 
     """Vocabulary and frame, as arguments of `TextTokenizer`."""
     vocabulary, size = source.vocabulary, config["vocab_size"]
     if vocabulary is not None:
-        start, end = around(vocabulary)
+        start, end = start_and_end(vocabulary)
         pad = vocabulary.id_to_token(config["pad_token_id"]) if family == "siglip" else None
         return {"vocabulary": vocabulary, "start": start, "end": end, "pad": pad}
     if family == "clip" and size == 49408:
@@ -253,10 +255,8 @@ def _image(
     front = ImageTokenizer(
         dim,
         patch,
-        position_grid=rows,
         class_token=clip,
-        bias=not clip,
-        **look(source, family, config["image_size"]),
+        **look(source, family, config["image_size"], position_grid=rows, bias=not clip),
     )
     trunk = _trunk(config, clip, source)
     weights = dict(weights)

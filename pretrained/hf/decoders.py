@@ -22,12 +22,12 @@ from worldtokens.pretrained.streaming import pour
 from worldtokens.tasks.language.chat import ChatModel
 from worldtokens.tasks.language.model import LanguageModel
 from worldtokens.tokenizers.text.tokenizer import TextTokenizer
-from worldtokens.tokenizers.text.vocabulary import around
+from worldtokens.tokenizers.text.vocabulary import start_and_end
 
 FRONT = "tokenizers.text."
 GPT2 = {
     "wte.weight": FRONT + "embedding.weight",
-    "wpe.weight": FRONT + "position",
+    "wpe.weight": FRONT + "pos_embed",
     "h.*.ln_1.*": "trunk.blocks.*.norm1.*",
     "h.*.attn.c_attn.*": "trunk.blocks.*.attn.qkv.*",
     "h.*.attn.c_proj.*": "trunk.blocks.*.attn.proj.*",
@@ -108,9 +108,8 @@ def convert_gpt2(config: Mapping[str, Any], weights: dict[str, Tensor], source: 
         dim,
         c.get("n_layer", 12),
         c.get("n_head", 12),
-        hidden=c.get("n_inner") or 4 * dim,
-        eps=c.get("layer_norm_epsilon", 1e-5),
         activation=source.activation(c.get("activation_function", "gelu_new")),
+        config={"mlp_dim": c.get("n_inner") or 4 * dim, "eps": c.get("layer_norm_epsilon", 1e-5)},
     )
     words = words_of(c, source)
     model = _model(words, c.get("vocab_size", 50257), dim, context, "learned", trunk, tied, source)
@@ -164,17 +163,19 @@ def llama(
         c["num_hidden_layers"],
         heads,
         kv_heads=kv,
-        hidden=inner,
         norm="rms",
-        eps=c["rms_norm_eps"],
         activation="swiglu",
-        bias=all_four or feed,
-        qkv_bias=kind == "qwen2" or all_four,
         qk_norm=kind == "qwen3",
-        head_width=None if width * heads == dim else width,
         window=_window(c, kind, source),
         rope=1,
-        **_rope(c, source),
+        config={
+            "mlp_dim": inner,
+            "eps": c["rms_norm_eps"],
+            "bias": all_four or feed,
+            "qkv_bias": kind == "qwen2" or all_four,
+            "head_dim": None if width * heads == dim else width,
+            **_rope(c, source),
+        },
     )
     tied = c.get("tie_word_embeddings", False)
     model = _model(words, c["vocab_size"], dim, context, "none", trunk, tied, source)
@@ -273,7 +274,7 @@ def words_of(config: Mapping[str, Any], source: Source) -> Words:
     if rust is None:
         return Words(end=str(ids[0]) if ids else None, ends=tuple(ids[1:]))
     told = source.read("tokenizer_config.json") or {}
-    start, end = around(rust)
+    start, end = start_and_end(rust)
     for name in (getattr(given, "eos_token", None), _token(told.get("eos_token"))):
         if end is None and name is not None and rust.token_to_id(name) is not None:
             end = name
@@ -330,5 +331,5 @@ def _model(
         if words.template is None and not words.ends:
             model = LanguageModel(front, trunk, tied=tied)
         else:
-            model = ChatModel(front, trunk, tied=tied, template=words.template, ends=words.ends)
+            model = ChatModel(front, trunk, tied=tied, chat_template=words.template, stop_ids=words.ends)
     return model.to_empty(device="cpu")

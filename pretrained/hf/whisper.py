@@ -38,7 +38,7 @@ WHISPER = {
     "encoder.conv2.*": "tokenizers.audio.stem.conv2.*",
     "encoder.embed_positions.weight": "tokenizers.audio.pos_embed",
     "decoder.embed_tokens.weight": "tokenizers.text.embedding.weight",
-    "decoder.embed_positions.weight": "tokenizers.text.position",
+    "decoder.embed_positions.weight": "tokenizers.text.pos_embed",
     "decoder.layers.*.encoder_attn_layer_norm.*": "decoder.blocks.*.norm_cross.*",
     "decoder.layers.*.encoder_attn.q_proj.*": "decoder.blocks.*.cross.q.*",
     "decoder.layers.*.encoder_attn.k_proj.*": "decoder.blocks.*.cross.kv.*[ck]",
@@ -83,7 +83,12 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         depth, heads = c.get(f"{name}_layers", 4), c.get(f"{name}_attention_heads", 6)
         try:
             return Transformer(
-                dim, depth, heads, hidden=c.get(f"{name}_ffn_dim", 1536), activation=act, **settings
+                dim,
+                depth,
+                heads,
+                activation=act,
+                config={"mlp_dim": c.get(f"{name}_ffn_dim", 1536)},
+                **settings,
             )
         except ValueError as e:
             raise source.refuse(f"its config cannot be built: {e}") from e
@@ -95,7 +100,7 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         decoder=tower("decoder", cross=True),
         encoder=tower("encoder"),
         tied=tied,
-        prefix=_prefix(c, told, text._rust, source),
+        prefix=_prefix(c, told, text.backend, source),
         suppress=_ids(told.get("suppress_tokens", c.get("suppress_tokens")), text),
         suppress_first=_ids(told.get("begin_suppress_tokens", c.get("begin_suppress_tokens")), text),
         max_new_tokens=text.context,

@@ -19,10 +19,12 @@ from worldtokens.errors import InputError
 from worldtokens.pretrained import mapping
 from worldtokens.pretrained.timm.vit import read_vit
 from worldtokens.tasks.contrastive.model import CLIP
+from worldtokens.tokenizers.image.embedding import PatchEmbedConfig
+from worldtokens.tokenizers.image.preprocess import ImagePreprocess
 from worldtokens.tokenizers.image.tokenizer import CLIP_MEAN, CLIP_STD, ImageTokenizer
 from worldtokens.tokenizers.text import clip_bpe
 from worldtokens.tokenizers.text.tokenizer import TextTokenizer
-from worldtokens.tokenizers.text.vocabulary import around, open_vocabulary
+from worldtokens.tokenizers.text.vocabulary import open_vocabulary, start_and_end
 
 BLOCKS = {
     "transformer.resblocks.*.ln_1.*": "trunk.blocks.*.norm1.*",
@@ -45,7 +47,7 @@ PICTURE = BLOCKS | {
 }
 TEXT = BLOCKS | {
     "token_embedding.weight": "front.embedding.weight",
-    "positional_embedding": "front.position",
+    "positional_embedding": "front.pos_embed",
     "ln_final.*": "trunk.norm.*",
     "text_projection": "head.weight",
     "text_projection.*": "head.*",
@@ -152,9 +154,9 @@ def _picture(visual: nn.Module, name: str) -> tuple[tuple, str | AttentionPool, 
     from open_clip.timm_model import TimmModel
     from open_clip.transformer import VisionTransformer
 
-    look = _look(visual, name)
+    look, resize = _look(visual, name)
     if type(visual) is TimmModel:
-        return _picture_timm(visual, name, look)
+        return _picture_timm(visual, name, look, resize)
     if type(visual) is not VisionTransformer:
         raise InputError(f"{name}: image tower {type(visual).__name__} is not supported; ViTs are")
     if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
@@ -168,9 +170,9 @@ def _picture(visual: nn.Module, name: str) -> tuple[tuple, str | AttentionPool, 
     front = ImageTokenizer(
         visual.conv1.out_channels,
         patch=tuple(visual.patch_size),
-        position_grid=tuple(visual.grid_size),
         class_token=True,
-        bias=False,
+        embedding=PatchEmbedConfig(bias=False, position_grid=tuple(visual.grid_size)),
+        preprocess=ImagePreprocess(**resize),
         **look,
     )
     weights = dict(visual.state_dict())
@@ -184,11 +186,11 @@ def _picture(visual: nn.Module, name: str) -> tuple[tuple, str | AttentionPool, 
     return (front, trunk), pool, "linear", mapping.rename(weights, PICTURE, f"{name}.visual")
 
 
-def _picture_timm(visual: nn.Module, name: str, look: dict[str, Any]) -> tuple:
+def _picture_timm(visual: nn.Module, name: str, look: dict[str, Any], resize: dict[str, Any]) -> tuple:
     if type(visual.trunk).__name__ == "NaFlexVit":
         raise InputError(f"{name}: a NaFlexVit inside open_clip is not supported; from_timm takes it alone")
     # timm's tower knows its own size
-    tower = read_vit(visual.trunk, name, {k: v for k, v in look.items() if k not in ("draft", "size")})
+    tower = read_vit(visual.trunk, name, {k: v for k, v in look.items() if k != "size"}, resize)
     if tower.pool_norm:
         raise InputError(f"{name}: a norm behind pooling (fc_norm) in an image tower is not supported")
     layers = dict(visual.head.named_children())
@@ -202,8 +204,8 @@ def _picture_timm(visual: nn.Module, name: str, look: dict[str, Any]) -> tuple:
     return (tower.front, tower.trunk), tower.pool, kind, weights
 
 
-def _look(visual: nn.Module, name: str) -> dict[str, Any]:
-    """How images are prepared, as arguments of `ImageTokenizer`."""
+def _look(visual: nn.Module, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments of `ImageTokenizer`, fields of `ImagePreprocess`) of the model's preprocessing."""
     cfg = getattr(visual, "preprocess_cfg", None) or {}
     mode, size = cfg.get("resize_mode", "shortest"), cfg.get("size", visual.image_size)
     if mode not in RESIZE:
@@ -211,10 +213,12 @@ def _look(visual: nn.Module, name: str) -> dict[str, Any]:
     if cfg.get("mode", "RGB") != "RGB":
         raise InputError(f"{name}: images in mode {cfg['mode']}, expected RGB")
     interpolation = cfg.get("interpolation", "bicubic")
-    return {
+    look = {
         "size": size if isinstance(size, int) else tuple(size),
         "mean": tuple(cfg.get("mean", CLIP_MEAN)),
         "std": tuple(cfg.get("std", CLIP_STD)),
+    }
+    return look, {
         "interpolation": "bilinear" if interpolation == "bilinear" else "bicubic",  # "random" means this too
         "resize": RESIZE[mode],
         "draft": False,
@@ -274,17 +278,25 @@ def _words(tower: nn.Module, tokenizer: Any, causal: bool, fill: bool, name: str
     context = len(tower.positional_embedding)
     if isinstance(tokenizer, HFTokenizer):
         hf = tokenizer.tokenizer
-        cleaning = CLEAN.get(getattr(tokenizer.clean_fn, "__name__", ""))
-        if tokenizer.strip_sep_token or tokenizer.tokenizer_mode or cleaning is None or not hf.is_fast:
+        normalize = CLEAN.get(getattr(tokenizer.clean_fn, "__name__", ""))
+        if tokenizer.strip_sep_token or tokenizer.tokenizer_mode or normalize is None or not hf.is_fast:
             raise InputError(f"{name}: this form of Hugging Face tokenizer is not supported")
         vocabulary, pad = open_vocabulary(hf.backend_tokenizer), hf.pad_token
-        start, end = around(vocabulary)
+        start, end = start_and_end(vocabulary)
     elif tokenizer is None or (type(tokenizer) is SimpleTokenizer and tokenizer.clean_fn.__name__ == LOWER):
-        vocabulary, start, end, pad, cleaning = "clip", clip_bpe.START, clip_bpe.END, None, "clip"
+        vocabulary, start, end, pad, normalize = "clip", clip_bpe.START, clip_bpe.END, None, "clip"
     else:
         raise InputError(f"{name}: tokenizer {type(tokenizer).__name__} is not supported")
     front = TextTokenizer(
-        vocabulary, dim, context, causal, start=start, end=end, pad=pad, cleaning=cleaning, fill=fill
+        vocabulary,
+        dim,
+        context,
+        causal,
+        start=start,
+        end=end,
+        pad=pad,
+        normalize=normalize,
+        pad_to_context=fill,
     )
     if front.vocab_size != vocab:
         raise InputError(
@@ -305,13 +317,17 @@ def _trunk(tower: nn.Module, norms: Mapping[str, nn.Module], name: str) -> Trans
             raise InputError(f"{name}: block {type(block).__name__} is not supported")
     first = blocks[0]
     norms = {k: m for k, m in norms.items() if not isinstance(m, nn.Identity)}
+    norm = mapping.norm_of(norms, name)
     return Transformer(
         first.ln_1.normalized_shape[0],
         len(blocks),
         first.attn.num_heads,
-        hidden=first.mlp.c_fc.out_features,
         activation=mapping.activation_of(first.mlp.gelu, name),
-        layer_scale=None if isinstance(first.ls_1, nn.Identity) else 1.0,
-        first_norm="ln_pre" in norms,
-        **mapping.norm_of(norms, name),
+        norm=norm["norm"],
+        config={
+            "mlp_dim": first.mlp.c_fc.out_features,
+            "eps": norm["eps"],
+            "layer_scale": None if isinstance(first.ls_1, nn.Identity) else 1.0,
+            "first_norm": "ln_pre" in norms,
+        },
     )

@@ -30,7 +30,7 @@ from worldtokens.tasks.diffusion.conditioning import read_conditions
 from worldtokens.tasks.diffusion.samplers import guide
 from worldtokens.tasks.language.decoding import Sampling, decode
 from worldtokens.tasks.language.loss import IGNORE, token_loss
-from worldtokens.tasks.seq2seq.context import beside
+from worldtokens.tasks.seq2seq.context import concat_tokens
 from worldtokens.tokenizers.base import Batch
 from worldtokens.tokenizers.discrete.tokenizer import DiscreteTokenizer
 from worldtokens.tokenizers.text.tokenizer import TextTokenizer
@@ -71,9 +71,9 @@ class ImageLM(Task):
             raise ValueError(
                 f"text has dim={text.dim}, image dim={image.dim}, the trunk dim={trunk.dim}: expected one width"
             )
-        if not image.causal or text.fill or (text_weight and not text.causal):
+        if not image.causal or text.pad_to_context or (text_weight and not text.causal):
             raise ValueError(
-                "codes are predicted causally: the image tokenizer needs causal=True, the text tokenizer fill=False, "
+                "codes are predicted causally: the image tokenizer needs causal=True, the text tokenizer pad_to_context=False, "
                 "and causal=True where text_weight is above 0"
             )
         if not 0 <= condition_dropout < 1 or text_weight < 0:
@@ -148,7 +148,7 @@ class ImageLM(Task):
         Returns:
             (B, K, D) at the prefix, with its padding, and (B, N, D), from which each code is predicted.
         """
-        x = self.trunk(beside([prefix, self.image.embedded(ids)], sequential=True)).x
+        x = self.trunk(concat_tokens([prefix, self.image.embedded(ids)], sequential=True)).x
         lengths = torch.tensor([n for (n,) in prefix.layout.lengths], device=x.device)
         indices = lengths[:, None] + torch.arange(ids.shape[1], device=x.device)
         return x[:, : prefix.shape[1]], x.gather(1, indices[..., None].expand(-1, -1, x.shape[2]))
@@ -295,7 +295,7 @@ class ImageLM(Task):
             return next_logits(trunk(cache.offset(tokens), cache=cache).x[:, 0])
 
         start = token(torch.full((total,), front.start_id, device=self.device))
-        x = self.trunk(beside([prefix, start], sequential=True), cache=cache).x
+        x = self.trunk(concat_tokens([prefix, start], sequential=True), cache=cache).x
         last = torch.tensor([n for (n,) in prefix.layout.lengths], device=x.device)
         logits = next_logits(x[torch.arange(total, device=x.device), last])
         return torch.tensor([c.ids for c in decode(step, logits, steps, sampling)])

@@ -89,7 +89,7 @@ class Sampling:
         return logits
 
 
-class Draw:
+class TokenSampler:
     """Draws one id for each row, row after row from streams of their own.
 
     Args:
@@ -141,7 +141,7 @@ class _Row:
     def __init__(self, front: TextTokenizer | None, limit: int, stop: Sequence[str]) -> None:
         self.ids, self.shown, self.finish = [], [], "length" if limit < 1 else None
         self.limit, self.stop, self.held = limit, stop, ""
-        self.spelling = front.spelling() if front is not None else None
+        self.spelling = front.stream_decoder() if front is not None else None
 
     def push(self, i: int, ends: Collection[int]) -> str:
         """One more id; gives the text that it lets be shown."""
@@ -215,7 +215,7 @@ def decode(
     Raises:
         InputError: stop strings without a front-end, or an empty one.
     """
-    pieces = decode_pieces(
+    pieces = decode_stream(
         step,
         logits,
         max_new_tokens,
@@ -236,7 +236,7 @@ def decode(
 
 
 @torch.inference_mode()
-def decode_pieces(
+def decode_stream(
     step: Callable[[Tensor], Tensor],
     logits: Tensor,
     max_new_tokens: int | Sequence[int],
@@ -255,7 +255,7 @@ def decode_pieces(
         raise InputError("stop strings need a front-end that spells the ids")
     b, v = logits.shape
     limits = [max_new_tokens] * b if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    rows, draw = [_Row(front, n, stop) for n in limits], Draw(sampling, b)
+    rows, draw = [_Row(front, n, stop) for n in limits], TokenSampler(sampling, b)
     seen = _seen(prompts, b, v, logits.device) if sampling.repetition_penalty != 1 else None
     here = list(range(b))  # which row each place of the batch holds
     while any(row.finish is None for row in rows):

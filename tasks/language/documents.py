@@ -18,14 +18,16 @@ from worldtokens.tasks.language.loss import IGNORE
 from worldtokens.tokenizers.base import Batch
 
 
-class Piece(NamedTuple):
+class Window(NamedTuple):
     """Inputs (n,) of one window and what follows each of them (n,), IGNORE where it is not to be predicted."""
 
     ids: Tensor
     labels: Tensor
 
 
-def cut(ids: Tensor, context: int | None, overlap: int = 0, first: int | None = None) -> list[Piece]:
+def split_windows(
+    ids: Tensor, context: int | None, overlap: int = 0, first: int | None = None
+) -> list[Window]:
     """A document -> its windows.
 
     Args:
@@ -41,7 +43,7 @@ def cut(ids: Tensor, context: int | None, overlap: int = 0, first: int | None = 
     if total < 1:
         return []
     if context is None or total <= context:
-        return [Piece(ids[:-1], ids[1:])]
+        return [Window(ids[:-1], ids[1:])]
     if not 0 <= overlap < context:
         raise ValueError(f"overlap={overlap}, expected 0 to below context={context}")
     pieces, done = [], 0  # targets 1..done are predicted
@@ -52,12 +54,12 @@ def cut(ids: Tensor, context: int | None, overlap: int = 0, first: int | None = 
         if start < done:
             labels = labels.clone()
             labels[: done - start] = IGNORE
-        pieces.append(Piece(ids[start:end], labels))
+        pieces.append(Window(ids[start:end], labels))
         done, end = end, min(total, end + context - overlap)
     return pieces
 
 
-def pack_pieces(pieces: Sequence[Piece], max_len: int | None, pad: int = 0) -> Batch:
+def pack_windows(pieces: Sequence[Window], max_len: int | None, pad: int = 0) -> Batch:
     """Windows -> few rows of at most `max_len` tokens, the longest first, each where it fits first.
 
     Args:
@@ -66,7 +68,7 @@ def pack_pieces(pieces: Sequence[Piece], max_len: int | None, pad: int = 0) -> B
         pad: the id that fills rows up.
 
     Returns:
-        `ids` and `labels` (R, N) int64, `place` (R, N) int64 of a token in its window, `segment` (R, N) int32 of the
+        `ids` and `labels` (R, N) int64, `positions` (R, N) int64 of a token in its window, `segment` (R, N) int32 of the
         window in its row, and `lengths`, the windows' lengths for each row. A front-end reads it as it reads its own.
     """
     max_len = max_len or max(len(p.ids) for p in pieces)
@@ -83,13 +85,13 @@ def pack_pieces(pieces: Sequence[Piece], max_len: int | None, pad: int = 0) -> B
     width = max_len - min(room)
     shape = len(rows), width
     ids, labels = torch.full(shape, pad), torch.full(shape, IGNORE)
-    place, segment = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int32)
+    positions, segment = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int32)
     for r, held in enumerate(rows):
         at = 0
         for k, piece in enumerate(held):
             end = at + len(piece.ids)
             ids[r, at:end], labels[r, at:end] = piece.ids, piece.labels
-            place[r, at:end], segment[r, at:end] = torch.arange(end - at), k
+            positions[r, at:end], segment[r, at:end] = torch.arange(end - at), k
             at = end
     lengths = tuple(tuple(len(p.ids) for p in held) for held in rows)
-    return Batch(ids=ids, labels=labels, place=place, segment=segment, lengths=lengths)
+    return Batch(ids=ids, labels=labels, positions=positions, segment=segment, lengths=lengths)

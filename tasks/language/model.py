@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worldtokens.backbone.packed import packed, packed_linear
+from worldtokens.backbone.prepacked import prepacked, prepacked_linear
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 from worldtokens.tasks.base import Task, evaluating
-from worldtokens.tasks.language.decoding import Continuation, Sampling, Stream, decode, decode_pieces
-from worldtokens.tasks.language.documents import Piece, cut, pack_pieces
+from worldtokens.tasks.language.decoding import Continuation, Sampling, Stream, decode, decode_stream
+from worldtokens.tasks.language.documents import Window, pack_windows, split_windows
 from worldtokens.tasks.language.loss import IGNORE, token_loss
 from worldtokens.tokenizers.base import Batch
 from worldtokens.tokenizers.text.tokenizer import TextTokenizer
@@ -71,9 +71,9 @@ class LanguageModel(Task):
         ((self.column, front),) = given.items()
         if front.dim != trunk.dim:
             raise ValueError(f"the front-end gives tokens {front.dim} wide, the trunk takes {trunk.dim}")
-        if not front.causal or front.fill:
+        if not front.causal or front.pad_to_context:
             raise ValueError(
-                "a language model reads left to right: its front-end needs causal=True, fill=False"
+                "a language model reads left to right: its front-end needs causal=True, pad_to_context=False"
             )
         if context is not None and (context < 1 or context > (front.context or context)):
             raise ValueError(f"context={context}, expected 1 to the front-end's {front.context}")
@@ -140,9 +140,9 @@ class LanguageModel(Task):
         ``batch["weight"]`` is how many tokens are predicted.
         """
         pieces = [
-            piece for r in rows for piece in cut(r[self.column], self.context, first=r.get("first"))
-        ] or [Piece(torch.zeros(1, dtype=torch.int64), torch.full((1,), IGNORE))]
-        packed = pack_pieces(pieces, self.context, self.front.pad_id)
+            piece for r in rows for piece in split_windows(r[self.column], self.context, first=r.get("first"))
+        ] or [Window(torch.zeros(1, dtype=torch.int64), torch.full((1,), IGNORE))]
+        packed = pack_windows(pieces, self.context, self.front.pad_id)
         weight = int((packed["labels"] != IGNORE).sum())
         return Batch({"weight": weight, "has": {self.column: None}, self.column: packed})
 
@@ -188,7 +188,7 @@ class LanguageModel(Task):
 
         Predicted, and counted, are all tokens of a text but its first id; where the front-end puts a start token, these
         are the whole text. The end token's bits count, and it has no bytes. A text's bytes are those of its UTF-8, after
-        the front-end's own cleaning, less the first token's where that is not predicted. So bits per byte compare
+        the tokenizer's own normalisation, less the first token's where that is not predicted. So bits per byte compare
         models of different vocabularies.
 
         Args:
@@ -204,17 +204,17 @@ class LanguageModel(Task):
         pieces, size = [], 0
         for row in rows:
             ids = self.read(row)[self.column]
-            pieces += cut(ids, self.context, overlap)
+            pieces += split_windows(ids, self.context, overlap)
             size += len(front.decode(ids).encode())
             if len(ids) and front.start_id is None:
-                size -= len(front.spell(int(ids[0]))) if int(ids[0]) != front.end_id else 0
+                size -= len(front.token_bytes(int(ids[0]))) if int(ids[0]) != front.end_id else 0
         if not pieces:
             raise InputError(f"{len(rows)} rows hold no token to predict")
         total, count = 0.0, 0
         with evaluating(self):
             pieces.sort(key=lambda p: -len(p.ids))
             for i in range(0, len(pieces), batch_size):
-                packed = pack_pieces(pieces[i : i + batch_size], self.context, front.pad_id)
+                packed = pack_windows(pieces[i : i + batch_size], self.context, front.pad_id)
                 part, n = self._sum(Batch({self.column: packed}).to(self.device))
                 total, count = total + float(part), count + int(n)
         return {
@@ -285,11 +285,11 @@ class LanguageModel(Task):
         with evaluating(self):
             with torch.inference_mode():
                 step, logits, how = self._start([prompt], max_new_tokens, special)
-            for _, piece in decode_pieces(step, logits, sampling=sampling, stop=stop, **how):
+            for _, piece in decode_stream(step, logits, sampling=sampling, stop=stop, **how):
                 yield piece
 
     def _start(self, prompts: Sequence[str | Sequence[int]] | str, new: int, special: bool) -> tuple:
-        """Read the prompts -> what `go_on` gives."""
+        """Read the prompts -> what `start_decoding` gives."""
         prompts, front = [prompts] if isinstance(prompts, str) else list(prompts), self.front
         ids = [
             self._ids(p, end=False, special=special) if isinstance(p, str) else torch.as_tensor(p)
@@ -305,10 +305,10 @@ class LanguageModel(Task):
                     f"prompt {k} has {n} tokens and the context takes {self.context}: give its last part"
                 )
         tokens = front(front.collate(ids).to(self.device))
-        step, logits, how = self.go_on(tokens, [len(i) for i in ids], new)
+        step, logits, how = self.start_decoding(tokens, [len(i) for i in ids], new)
         return step, logits, how | {"prompts": [i.tolist() for i in ids]}
 
-    def go_on(
+    def start_decoding(
         self, tokens: Tokens, sizes: Sequence[int], new: int
     ) -> tuple[Callable, Tensor, dict[str, Any]]:
         """Read tokens, to go on from them one by one.
@@ -330,13 +330,13 @@ class LanguageModel(Task):
         place = [last[:, None]]  # of the next token
 
         how_many = len(sizes), max(limits)
-        trunk = packed(self.trunk, *how_many)
-        head = packed_linear(self.head_weight, self.head_bias, *how_many)
+        trunk = prepacked(self.trunk, *how_many)
+        head = prepacked_linear(self.head_weight, self.head_bias, *how_many)
 
         def step(new: Tensor) -> Tensor:
             tokens = front.wrap(front.embed(new[:, None], place[0]), (1,) * len(new), "causal")
             place[0] = place[0] + 1
-            return head(trunk(cache.follow(tokens), cache=cache).x[:, 0])
+            return head(trunk(cache.offset(tokens), cache=cache).x[:, 0])
 
         def select(rows: Tensor) -> None:
             cache.select(rows)

@@ -214,8 +214,8 @@ class MultimodalLM(Task):
             positions = batch["positions"][name]
             tokens, valid = self._valid(name, self.embed_media(name, media), batch["sizes"][name])
             y = tokens.x.flatten(0, 1)[valid]
-            if front.position is not None:
-                y = y + front.position[t.flatten()[positions]]
+            if front.pos_embed is not None:
+                y = y + front.pos_embed[t.flatten()[positions]]
             x = x.index_copy(0, positions, y.to(x.dtype))
             modality = modality.index_copy(0, positions, tokens.modality.flatten()[valid])
         order = "causal" if batch["text_only"] else "any"
@@ -311,7 +311,7 @@ class MultimodalLM(Task):
                 self._encode(self.read_messages(c), lambda chat: prompt_row(chat, pad)) for c in conversations
             ]
             batch = collate_rows(encoded, pad, self.tokenizers).to(self.device)
-            step, logits, how = self.language_model.go_on(
+            step, logits, how = self.language_model.start_decoding(
                 self.assemble(batch), batch["lengths"], max_new_tokens
             )
             # media are padding ids in the prompts: the repetition penalty does not apply to them

@@ -19,7 +19,7 @@ from worldtokens.tokenizers.text.tokenizer import TextTokenizer
 from worldtokens.tokens import Tokens
 
 
-class Looking(NamedTuple):
+class CrossAttention(NamedTuple):
     """One answer and what was looked at for each of its ids."""
 
     written: list[int]  # N ids, the end token last
@@ -36,7 +36,7 @@ class Alignment(NamedTuple):
 
 
 @torch.no_grad()
-def look(model: EncoderDecoder, source: Mapping[str, Any], text: str) -> Looking:
+def cross_attention(model: EncoderDecoder, source: Mapping[str, Any], text: str) -> CrossAttention:
     """Cross-attention while `text` is written.
 
     Args:
@@ -58,23 +58,23 @@ def look(model: EncoderDecoder, source: Mapping[str, Any], text: str) -> Looking
     labels = batch[model.text]["labels"][0].tolist()
     at = [i for i, label in enumerate(labels) if label >= 0]
     weights = [m[0].float().mean(0)[at].cpu() for m in maps.cross]
-    return Looking([labels[i] for i in at], weights, context.to("cpu"))
+    return CrossAttention([labels[i] for i in at], weights, context.to("cpu"))
 
 
-def pieces(front: TextTokenizer, ids: Sequence[int]) -> list[str]:
+def token_strings(front: TextTokenizer, ids: Sequence[int]) -> list[str]:
     """Each id spelt out; a part of a character, and what cannot be printed, shows as a replacement sign."""
-    return [_shown(front.spell(i)) for i in ids]
+    return [_shown(front.token_bytes(i)) for i in ids]
 
 
 def _shown(spelt: bytes) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in spelt.decode("utf-8", "replace"))
 
 
-def words(front: TextTokenizer, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
+def group_words(front: TextTokenizer, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
     """Ids put together to words: (word, places of its ids); a special token by its name is a word of its own."""
     found: list[tuple[bytes, list[int]]] = []
     for place, id in enumerate(ids):
-        spelt = front.spell(id)
+        spelt = front.token_bytes(id)
         special = front.decode([id]) == ""
         if not found or special or spelt[:1].isspace():
             found.append((spelt, [place]))

@@ -1,7 +1,7 @@
-"""From messages to ids by a model's chat template, the Jinja text that Hugging Face keeps in `chat_template`.
+"""Chat messages to ids by a model's chat template, the Jinja text of Hugging Face's `chat_template`.
 
-Only the template's own text may spell special tokens. What people say is plain text whatever it spells: a message that
-contains ``<|im_end|>`` ends nothing.
+Only the template itself may spell special tokens. Message contents are always plain text: a message that contains
+``<|im_end|>`` does not end its turn.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def chat_ids(
     """Messages -> the ids of a prompt, (N,) int64.
 
     Args:
-        front: whose vocabulary.
-        template: Jinja text that reads `messages`, `add_generation_prompt`, `bos_token` and `eos_token`. It runs in
-            Jinja's sandbox and reaches nothing else.
+        front: the text tokenizer.
+        template: Jinja text with the variables `messages`, `add_generation_prompt`, `bos_token` and `eos_token`. It
+            runs in Jinja's sandbox.
         messages: dicts of ``"role"`` and ``"content"``, both str, in order.
-        reply: end with what asks for the model's answer.
+        reply: add the generation prompt, which starts the model's answer.
 
     Raises:
-        InputError: a message that is not such a dict, or a template that refuses them or cannot be run.
+        InputError: a message is not such a dict, or the template rejects the messages or cannot be rendered.
     """
     for i, message in enumerate(messages):
         good = isinstance(message, Mapping) and all(
@@ -46,11 +46,11 @@ def chat_ids(
 
 
 class Chat:
-    """Messages written down by a template, with places for what is not text.
+    """Messages rendered by a chat template, with placeholders for media.
 
     Args:
         front, template: as in `chat_ids`.
-        messages: dicts of ``"role"`` and ``"content"``, which is a str, or a list of str and of anything else: media.
+        messages: dicts of ``"role"`` and ``"content"``, a str or a list of str and media (anything else).
 
     Raises:
         InputError: no messages, or one that is not such a dict.
@@ -69,37 +69,39 @@ class Chat:
             self.messages.append(dict(message))
         if not self.messages:
             raise InputError("no messages: expected at least one")
-        said = "".join(v for m in self.messages for v in m.values() if isinstance(v, str)) + template
-        said += "".join(v for c in contents for v in c if isinstance(v, str))
-        # letters that nobody said: one is put into every special token that somebody spelled, and taken out again
-        # when ids are made; the other stands for a medium
-        free = (c for c in map(chr, range(0xE000, 0xF900)) if c not in said)
-        self.hidden, self.slot = next(free), next(free)
+        known = "".join(v for m in self.messages for v in m.values() if isinstance(v, str)) + template
+        known += "".join(v for c in contents for v in c if isinstance(v, str))
+        # unused characters: `escape` is inserted into special tokens that messages spell, and removed before encoding;
+        # `slot` stands for a medium
+        free = (c for c in map(chr, range(0xE000, 0xF900)) if c not in known)
+        self.escape, self.slot = next(free), next(free)
         for message, content in zip(self.messages, contents, strict=True):
             self.media.append([v for v in content if not isinstance(v, str)])
             message["content"] = "".join(v if isinstance(v, str) else self.slot for v in content)
             for key, value in message.items():
                 if isinstance(value, str):
-                    message[key] = front._marker.sub(lambda m: m[0][0] + self.hidden + m[0][1:], value)
+                    message[key] = front.encoder.special_pattern.sub(
+                        lambda m: m[0][0] + self.escape + m[0][1:], value
+                    )
 
     def text(self, first: int = 0, last: int | None = None, reply: bool = False) -> str:
-        """Messages `first` to before `last` as the template writes them."""
+        """Messages `first` to `last` (exclusive) rendered by the template."""
         return _rendered(self.front, self.template, self.messages[first:last], reply)
 
     def parts(self, first: int = 0, last: int | None = None, reply: bool = False) -> list[Any]:
-        """The same as ids (n,) and, between them, the media in their order.
+        """The same as ids (n,) with the media between them, in order.
 
         Raises:
-            InputError: the template loses a medium or says it twice.
+            InputError: the template drops a medium or repeats it.
         """
         return self.read(self.text(first, last, reply), [m for ms in self.media[first:last] for m in ms])
 
     def read(self, text: str, media: Sequence[Any]) -> list[Any]:
-        """Written text -> ids (n,) and media."""
+        """Rendered text -> ids (n,) and media."""
         pieces = text.split(self.slot)
         if len(pieces) != len(media) + 1:
             raise InputError(
-                f"the chat template wrote {len(pieces) - 1} of {len(media)} media: it must write every content once"
+                f"the chat template rendered {len(pieces) - 1} of {len(media)} media: it must render every content once"
             )
         out = []
         for i, piece in enumerate(pieces):
@@ -109,36 +111,36 @@ class Chat:
         return out
 
     def _ids(self, text: str) -> list[int]:
-        front, ids, at = self.front, [], 0
-        for mark in front._marker.finditer(text):
-            ids += front._unmarked(text[at : mark.start()].replace(self.hidden, ""))
-            ids.append(front._rust.token_to_id(mark[0]))
-            at = mark.end()
-        return ids + front._unmarked(text[at:].replace(self.hidden, ""))
+        encoder, ids, at = self.front.encoder, [], 0
+        for match in encoder.special_pattern.finditer(text):
+            ids += encoder.one(text[at : match.start()].replace(self.escape, ""))
+            ids.append(encoder.backend.token_to_id(match[0]))
+            at = match.end()
+        return ids + encoder.one(text[at:].replace(self.escape, ""))
 
 
 def _rendered(front: TextTokenizer, template: str, messages: list[dict[str, Any]], reply: bool) -> str:
     import jinja2
 
     names = {"bos_token": front.start_id, "eos_token": front.end_id}
-    names = {k: "" if i is None else front._rust.id_to_token(i) for k, i in names.items()}
+    names = {k: "" if i is None else front.backend.id_to_token(i) for k, i in names.items()}
     try:
-        return _made(template).render(messages=messages, add_generation_prompt=reply, **names)
+        return _compiled(template).render(messages=messages, add_generation_prompt=reply, **names)
     except (jinja2.TemplateError, TypeError, ValueError, LookupError) as e:
         if isinstance(e, InputError):
             raise
-        raise InputError(f"the chat template cannot be run: {e}") from e
+        raise InputError(f"the chat template cannot be rendered: {e}") from e
 
 
 @functools.lru_cache(maxsize=32)
-def _made(template: str) -> Any:
-    """A template that can be run; making it costs more than running it."""
+def _compiled(template: str) -> Any:
+    """A compiled template; compiling costs more than rendering."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(why: str) -> None:
-        raise InputError(f"the chat template refuses these messages: {why}")
+        raise InputError(f"the chat template rejects these messages: {why}")
 
-    # these two settings and the loop controls are what published templates are written for
+    # published templates are written for these two settings and the loop controls
     extensions = ["jinja2.ext.loopcontrols"]
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     sandbox.globals["raise_exception"] = refuse

@@ -1,6 +1,6 @@
-"""from_hf's Whisper: transformers' spectra, encoder outputs, logits and transcriptions of real speech from our parts.
+"""from_hf: parity of Whisper: spectrograms, encoder outputs, logits and transcriptions of real speech.
 
-Weights are random, every parameter away from its start. Largest absolute differences in float32: `pytest -s` prints them.
+Every parameter is random. Largest absolute differences in float32: `pytest -s` prints them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from transformers import (
 import worldtokens as wt
 from worldtokens.data import samples
 
-SECONDS, MELS, WORDS = 4, 80, 400
+SECONDS, MELS, TOKENS = 4, 80, 400
 NAMES = ["<|startoftranscript|>", "<|en|>", "<|es|>", "<|translate|>", "<|transcribe|>"]
 NAMES += ["<|startoflm|>", "<|notimestamps|>", "<|0.00|>", "<|0.02|>"]
-END = 0  # words follow, then control tokens, time stamps last, as in the published vocabularies
-START, EN, ES, TRANSLATE, TRANSCRIBE, _, NO_TIMES, *STAMPS = range(WORDS, WORDS + len(NAMES))
+END = 0  # then text tokens, control tokens and time stamps, as in the published vocabularies
+START, EN, ES, TRANSLATE, TRANSCRIBE, _, NO_TIMES, *STAMPS = range(TOKENS, TOKENS + len(NAMES))
 
 
 @pytest.fixture(scope="module")
 def speech() -> tuple[list[str], list[str]]:
-    """Paths and words of real utterances: prompts at 8 kHz, cards at 16 kHz."""
+    """Paths and transcripts of real utterances: prompts at 8 kHz, cards at 16 kHz."""
     try:
         rows = samples.open("voice")
     except wt.InputError as e:
-        pytest.skip(f"real speech can't be fetched: {e}")
+        pytest.skip(f"real speech cannot be fetched: {e}")
     chosen = [r for r in rows if r["class"] == "cards"][:4] + [r for r in rows if r["class"] == "phonetic"][
         :2
     ]
@@ -42,27 +42,27 @@ def speech() -> tuple[list[str], list[str]]:
 
 
 @pytest.fixture(scope="module")
-def words() -> PreTrainedTokenizerFast:
+def tokenizer() -> PreTrainedTokenizerFast:
     rows = samples.open("emoji", split="validation")[:100]
     texts = [c for r in rows for c in r["text"]]
-    rust = wt.TextTokenizer.train(texts, WORDS, dim=8, end="<|endoftext|>")._rust
+    rust = wt.TextTokenizer.train(texts, TOKENS, dim=8, end="<|endoftext|>").backend
     rust = tokenizers.Tokenizer.from_str(rust.to_str())
     added = [tokenizers.AddedToken(n, special="." not in n, normalized=False) for n in NAMES]
     rust.add_tokens(added)
     assert rust.token_to_id("<|0.02|>") == STAMPS[1]
-    around = [("<|endoftext|>", END)] + [(NAMES[i - WORDS], i) for i in (START, EN, TRANSCRIBE, NO_TIMES)]
+    special = [("<|endoftext|>", END)] + [(NAMES[i - TOKENS], i) for i in (START, EN, TRANSCRIBE, NO_TIMES)]
     prefix = "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"
     rust.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{prefix} $A <|endoftext|>", special_tokens=around
+        single=f"{prefix} $A <|endoftext|>", special_tokens=special
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=rust, eos_token="<|endoftext|>", pad_token="<|endoftext|>"
     )
 
 
-def made(multilingual: bool = True, **settings) -> WhisperForConditionalGeneration:
+def make_whisper(multilingual: bool = True, **settings) -> WhisperForConditionalGeneration:
     args = {
-        "vocab_size": WORDS + len(NAMES) + 1,
+        "vocab_size": TOKENS + len(NAMES) + 1,
         "num_mel_bins": MELS,
         "d_model": 48,
         "encoder_layers": 2,
@@ -83,7 +83,7 @@ def made(multilingual: bool = True, **settings) -> WhisperForConditionalGenerati
     theirs = WhisperForConditionalGeneration(WhisperConfig(**args)).eval()
     with torch.no_grad():
         for name, p in theirs.named_parameters():
-            # small words and biases, so that an answer says more than one word for ever
+            # small embeddings and biases, so that an output does not repeat one token
             wide = 0.05 if "embed_tokens" in name else 0.2 if p.ndim == 1 else 2 * p[0].numel() ** -0.5
             p.copy_(wide * torch.randn(p.shape, generator=g))
             p += 1.0 if "norm.weight" in name else 0.0
@@ -107,47 +107,47 @@ def made(multilingual: bool = True, **settings) -> WhisperForConditionalGenerati
     return theirs
 
 
-def heard(paths: list[str]) -> torch.Tensor:
-    """transformers' spectra of the sounds, brought to 16 kHz by our reader."""
+def spectrograms(paths: list[str]) -> torch.Tensor:
+    """Spectrograms by transformers of the audio files, resampled to 16 kHz by our reader."""
     read = wt.AudioTokenizer(8, seconds=None).read
-    waves = [read(p).numpy() for p in paths]
+    waveforms = [read(p).numpy() for p in paths]
     extract = WhisperFeatureExtractor(feature_size=MELS, chunk_length=SECONDS)
-    return extract(waves, sampling_rate=16000, return_tensors="pt").input_features
+    return extract(waveforms, sampling_rate=16000, return_tensors="pt").input_features
 
 
-def answered(row: list[int], prefix: list[int]) -> list[int]:
-    """What transformers wrote, without what it was told and the end."""
+def transcript(row: list[int], prefix: list[int]) -> list[int]:
+    """Generated ids without prefix and end token."""
     row = row[len(prefix) :] if row[: len(prefix)] == prefix else row
     return row[: row.index(END)] if END in row else row
 
 
 CASES = {
-    "many languages": {},
-    "English alone": {"multilingual": False},
-    "head of its own, QuickGELU": {"tie_word_embeddings": False, "activation_function": "quick_gelu"},
+    "multilingual": {},
+    "English only": {"multilingual": False},
+    "untied head, QuickGELU": {"tie_word_embeddings": False, "activation_function": "quick_gelu"},
 }
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_transcriptions_equal_transformers(what, speech, words, tmp_path):
-    """Spectra, encoder, teacher-forced logits, greedy ids and text; in batches and one by one; after save and load."""
-    (paths, texts), theirs = speech, made(**CASES[what])
+def test_transcriptions_match(what, speech, tokenizer, tmp_path):
+    """Spectrograms, encoder, teacher-forced logits, greedy ids and text; in batches and one by one; after save and load."""
+    (paths, texts), theirs = speech, make_whisper(**CASES[what])
     folder = tmp_path / "theirs"
     theirs.save_pretrained(folder)
-    words.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=MELS, chunk_length=SECONDS).save_pretrained(folder)
     ours = wt.from_hf(folder)
     assert type(ours) is wt.Captioner and not ours.training
     prefix = [START, EN, TRANSCRIBE, NO_TIMES] if CASES[what].get("multilingual", True) else [START, NO_TIMES]
     assert ours.prefix == prefix
-    if len(prefix) == 4:  # what transformers' own tokenizer frames a transcript with, for training
-        assert [[*prefix, *i] for i in ours.front.encode_batch(texts)] == words(texts)["input_ids"]
+    if len(prefix) == 4:  # transformers' tokenizer adds the same prefix for training
+        assert [[*prefix, *i] for i in ours.front.encode_batch(texts)] == tokenizer(texts)["input_ids"]
     rows = [ours.read({"audio": p, "text": t}) for p, t in zip(paths, texts, strict=True)]
     batch = ours.collate(rows)
-    features = heard(paths)
+    features = spectrograms(paths)
     with torch.no_grad():
-        seen, _ = ours.tokenizers["audio"].features(batch["audio"])
-        spectrum = float((seen.mT - features).abs().max())
+        log_mel, _ = ours.tokenizers["audio"].features(batch["audio"])
+        spectrogram = float((log_mel.mT - features).abs().max())
         want = theirs.model.encoder(features).last_hidden_state
         context = ours.encode(batch)
         encoder = float((want - context.x).abs().max())
@@ -163,16 +163,16 @@ def test_transcriptions_equal_transformers(what, speech, words, tmp_path):
         how = {"language": "en", "task": "transcribe"} if CASES[what].get("multilingual", True) else {}
         loss = ours.loss(batch)["loss"]
         want_ids = theirs.generate(features, do_sample=False, max_new_tokens=30, **how)
-    print(f"\n{what:30} spectrum {spectrum:.1e}, encoder {encoder:.1e}, logits {logits:.1e}")
+    print(f"\n{what:30} spectrogram {spectrogram:.1e}, encoder {encoder:.1e}, logits {logits:.1e}")
     assert abs(loss - want_loss) < 1e-5
-    assert spectrum < 1e-5 and encoder < 1e-4 and logits < 1e-4
+    assert spectrogram < 1e-5 and encoder < 1e-4 and logits < 1e-4
     assert float(want_logits.abs().max()) > 0.5 and float((want[0] - want[1]).abs().max()) > 0.1
-    said = [w[0].ids for w in ours.write(context, max_new_tokens=30)]
-    for row, mine in zip(want_ids.tolist(), said, strict=True):
-        assert mine == answered(row, prefix)
-    assert len({tuple(s) for s in said}) > 1
-    assert ours.caption(paths, batch_size=4, max_new_tokens=30) == words.batch_decode(
-        said, skip_special_tokens=True
+    found = [w[0].ids for w in ours.generate(context, max_new_tokens=30)]
+    for row, mine in zip(want_ids.tolist(), found, strict=True):
+        assert mine == transcript(row, prefix)
+    assert len({tuple(s) for s in found}) > 1
+    assert ours.caption(paths, batch_size=4, max_new_tokens=30) == tokenizer.batch_decode(
+        found, skip_special_tokens=True
     )
     again = wt.load(ours.save(tmp_path / "ours"))
     assert again.caption(paths[:1], max_new_tokens=30) == ours.caption(paths[:1], max_new_tokens=30)
@@ -181,74 +181,76 @@ def test_transcriptions_equal_transformers(what, speech, words, tmp_path):
         ours.suppress,
         ours.suppress_first,
     )
-    live = wt.from_hf(theirs, tokenizer=words)
+    live = wt.from_hf(theirs, tokenizer=tokenizer)
     assert live.suppress == ours.suppress and torch.equal(live.encode(batch).x, context.x)
 
 
-def test_another_language_and_task_by_prefix_or_by_config(speech, words):
-    theirs, paths = made(), speech[0][:2]
-    features = heard(paths)
-    ours = wt.from_hf(theirs, tokenizer=words)
+def test_language_and_task_by_prefix_or_by_config(speech, tokenizer):
+    theirs, paths = make_whisper(), speech[0][:2]
+    features = spectrograms(paths)
+    ours = wt.from_hf(theirs, tokenizer=tokenizer)
     with torch.no_grad():
         want = theirs.generate(features, do_sample=False, max_new_tokens=12, language="es", task="translate")
-    asked = ["<|startoftranscript|>", "<|es|>", "<|translate|>", "<|notimestamps|>"]
-    context = ours.encode(ours.read_sources(paths))
-    said = [w[0].ids for w in ours.write(context, max_new_tokens=12, prefix=asked)]
-    for row, mine in zip(want.tolist(), said, strict=True):
-        assert mine == answered(row, [START, ES, TRANSLATE, NO_TIMES])
-    assert ours.caption(paths, max_new_tokens=12, prefix=asked) == words.batch_decode(
-        said, skip_special_tokens=True
+    prefix = ["<|startoftranscript|>", "<|es|>", "<|translate|>", "<|notimestamps|>"]
+    context = ours.encode(ours.collate_sources(paths))
+    found = [w[0].ids for w in ours.generate(context, max_new_tokens=12, prefix=prefix)]
+    for row, mine in zip(want.tolist(), found, strict=True):
+        assert mine == transcript(row, [START, ES, TRANSLATE, NO_TIMES])
+    assert ours.caption(paths, max_new_tokens=12, prefix=prefix) == tokenizer.batch_decode(
+        found, skip_special_tokens=True
     )
     theirs.generation_config.language, theirs.generation_config.task = "spanish", "translate"
-    assert wt.from_hf(theirs, tokenizer=words).prefix == [START, ES, TRANSLATE, NO_TIMES]
+    assert wt.from_hf(theirs, tokenizer=tokenizer).prefix == [START, ES, TRANSLATE, NO_TIMES]
 
 
-def test_time_stamps_and_names_are_no_words(words):
-    """What a transcript spells stays text, and no answer shows a time stamp."""
-    front = wt.from_hf(made(), tokenizer=words).front
+def test_time_stamps_and_control_tokens_are_not_text(tokenizer):
+    """A control token spelled in a text stays text, and decoding drops time stamps."""
+    front = wt.from_hf(make_whisper(), tokenizer=tokenizer).front
     ids = front.read("a<|0.02|>b<|es|>").tolist()
-    assert not set(ids[:-1]) & {END, *range(WORDS, WORDS + len(NAMES))} and ids[-1] == END
+    assert not set(ids[:-1]) & {END, *range(TOKENS, TOKENS + len(NAMES))} and ids[-1] == END
     assert front.decode([STAMPS[0], *front.read("a").tolist(), STAMPS[1]]) == "a"
 
 
-def test_a_sound_longer_than_the_window_is_its_first_part(speech, words):
-    ours = wt.from_hf(made(), tokenizer=words)
+def test_longer_audio_is_truncated_to_the_window(speech, tokenizer):
+    ours = wt.from_hf(make_whisper(), tokenizer=tokenizer)
     read = ours.tokenizers["audio"].read
-    wave = torch.cat([read(p) for p in speech[0]])
-    assert len(wave) > SECONDS * 16000
-    a, b = ours.caption([(wave.numpy(), 16000), (wave[: SECONDS * 16000].numpy(), 16000)], max_new_tokens=8)
+    waveform = torch.cat([read(p) for p in speech[0]])
+    assert len(waveform) > SECONDS * 16000
+    a, b = ours.caption(
+        [(waveform.numpy(), 16000), (waveform[: SECONDS * 16000].numpy(), 16000)], max_new_tokens=8
+    )
     assert a == b
 
 
-def test_what_cannot_be_carried_is_an_error_that_names_it(words, tmp_path):
+def test_what_cannot_be_converted_is_an_error_that_names_it(tokenizer, tmp_path):
     def refused(match: str, theirs=None, **more) -> None:
         with pytest.raises(wt.InputError, match=match):
-            wt.from_hf(theirs or made(), **({"tokenizer": words} | more))
+            wt.from_hf(theirs or make_whisper(), **({"tokenizer": tokenizer} | more))
 
-    hearing = WhisperFeatureExtractor(feature_size=MELS, chunk_length=SECONDS).to_dict()
-    refused("sampling_rate=8000", processor=hearing | {"sampling_rate": 8000})
-    refused("feature_size=40", processor=hearing | {"feature_size": 40})
-    refused("dither=0.1", processor=hearing | {"dither": 0.1})
-    refused("activation 'relu'", made(activation_function="relu"))
-    theirs = made()
+    extractor = WhisperFeatureExtractor(feature_size=MELS, chunk_length=SECONDS).to_dict()
+    refused("sampling_rate=8000", processor=extractor | {"sampling_rate": 8000})
+    refused("feature_size=40", processor=extractor | {"feature_size": 40})
+    refused("dither=0.1", processor=extractor | {"dither": 0.1})
+    refused("activation 'relu'", make_whisper(activation_function="relu"))
+    theirs = make_whisper()
     theirs.generation_config.language = "<|fr|>"
     refused("language '<|fr|>'", theirs)
-    theirs = made()
+    theirs = make_whisper()
     theirs.model.encoder.layers[1].adapter = nn.Linear(2, 2)
     refused("encoder.layers.1.adapter.weight", theirs)
-    theirs = made()
+    theirs = make_whisper()
     state = theirs.state_dict()
     del state["model.decoder.layers.1.encoder_attn.k_proj.weight"], state["proj_out.weight"]
     theirs.save_pretrained(tmp_path)
-    words.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     save_file({k: v.clone() for k, v in state.items()}, tmp_path / "model.safetensors")
     refused(r"missing decoder.layers.1.encoder_attn.k_proj.weight", tmp_path)
-    refused("no '<|endoftext|>'", tokenizer=wt.TextTokenizer.train(["a b"], 300, dim=8, end="<|e|>")._rust)
+    refused("no '<|endoftext|>'", tokenizer=wt.TextTokenizer.train(["a b"], 300, dim=8, end="<|e|>").backend)
 
 
 @pytest.mark.slow
 def test_whisper_tinys_size_within_1e_4(speech):
-    """4 + 4 layers, 384 wide, 30 s, 51,865 tokens."""
+    """4 + 4 layers, dim 384, 30 s, 51,865 tokens."""
     theirs = WhisperForConditionalGeneration(WhisperConfig()).eval()
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -257,12 +259,14 @@ def test_whisper_tinys_size_within_1e_4(speech):
             p.copy_(wide * torch.randn(p.shape, generator=g) + (1.0 if "norm.weight" in name else 0.0))
     ours = wt.from_hf(theirs)
     paths = speech[0][:2]
-    waves = [ours.tokenizers["audio"].read(p) for p in paths]
-    features = WhisperFeatureExtractor()([w.numpy() for w in waves], sampling_rate=16000, return_tensors="pt")
+    waveforms = [ours.tokenizers["audio"].read(p) for p in paths]
+    features = WhisperFeatureExtractor()(
+        [w.numpy() for w in waveforms], sampling_rate=16000, return_tensors="pt"
+    )
     ids = torch.randint(0, 50000, (2, 20), generator=g)
     with torch.no_grad():
         want = theirs(**features, decoder_input_ids=ids).logits
-        context, given = ours.encode(ours.read_sources(paths)), ours.front.collate(list(ids))
+        context, given = ours.encode(ours.collate_sources(paths)), ours.front.collate(list(ids))
         got = nn.functional.linear(ours.decoder(ours.front(given), context=context).x, ours.head_weight)
     worst = float((want - got).abs().max())
     print(f"\nWhisper tiny's size: {worst:.1e} of {float(want.abs().max()):.1f}")

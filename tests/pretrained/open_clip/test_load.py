@@ -24,7 +24,7 @@ from torch import nn
 import worldtokens as wt
 from worldtokens import testing
 from worldtokens.data import samples
-from worldtokens.tokenizers.text.normalize import CLEANINGS
+from worldtokens.tokenizers.text.normalize import NORMALIZERS
 
 HOPPER = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
 ROWS = samples.open("emoji", split="validation")[:12]
@@ -79,7 +79,7 @@ def make(kind=CLIP, options=None, vision=None, text=None) -> nn.Module:
 
 def pil(source) -> Image.Image:
     """As our reader gives it: emoji on white. Their convert("RGB") would show what transparency hides."""
-    raw = wt.ImageTokenizer(dim=8, draft=False).read(source)
+    raw = wt.ImageTokenizer(dim=8, preprocess={"draft": False}).read(source)
     return Image.fromarray(np.ascontiguousarray(raw.permute(1, 2, 0).numpy()))
 
 
@@ -202,7 +202,7 @@ def test_siglip_embeddings_and_words_equal_open_clips_within_1e_5(siglip_words, 
 
 @pytest.mark.parametrize("clean", ["canonicalize", "lower", "whitespace"])
 def test_cleaning_gives_the_words_that_open_clip_reads(clean):
-    ours = CLEANINGS["clip" if clean == "lower" else clean]
+    ours = NORMALIZERS["clip" if clean == "lower" else clean]
     theirs = open_clip.tokenizer.get_clean_fn(clean)
     odd = ["", "  A\tB\n", "don't_stop!", "&amp;lt;b&amp;gt; ÉCOLE", "“quotes” — 50%", "ＡＢＣ", "\u200b x"]
     for text in CAPTIONS + odd:
@@ -253,7 +253,7 @@ def test_pictures_are_prepared_bit_for_bit_as_open_clip_does(given):
         for step in steps[:-2]:
             image = step(image)
         assert np.array_equal(np.asarray(image), mine.permute(1, 2, 0).numpy())
-    assert (front.mean, front.std) == (tuple(cfg.mean), tuple(cfg.std)) and not front.draft
+    assert (front.mean, front.std) == (tuple(cfg.mean), tuple(cfg.std)) and not front.preprocess.draft
 
 
 def test_sources_by_name_file_and_folder(tmp_path):
@@ -276,7 +276,7 @@ def test_sources_by_name_file_and_folder(tmp_path):
     for ours in (by_file, by_folder):
         assert (ours.embed("image", x) - want).abs().max() < 1e-5
     front = by_folder.tokenizers["image"]
-    assert (front.mean, front.std, front.interpolation) == ((0.5,) * 3, (0.25,) * 3, "bilinear")
+    assert (front.mean, front.std, front.preprocess.interpolation) == ((0.5,) * 3, (0.25,) * 3, "bilinear")
     fresh = wt.from_open_clip("tiny-for-a-test")
     assert fresh.embed("text", ["a cat"]).shape == (1, 24)
     assert fresh.zero_shot([HOPPER], ["woman", "cat"]).shape == (1, 2)

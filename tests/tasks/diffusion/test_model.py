@@ -16,7 +16,7 @@ DIM, WORDS = 32, 24
 
 def vocabulary():
     texts = ["red heart", "blue square", "a face with a grin", "flag of the moon"] * 4
-    return wt.TextTokenizer.train(texts, vocab_size=300, dim=1, start=None, end="<|endoftext|>")._rust
+    return wt.TextTokenizer.train(texts, vocab_size=300, dim=1, start=None, end="<|endoftext|>").backend
 
 
 VOCABULARY = vocabulary()
@@ -36,7 +36,7 @@ def made(tokenizers=None, seed=0, **options):
     torch.manual_seed(seed)
     tokenizers = {"image": image(), "text": text()} if tokenizers is None else tokenizers
     some = len(tokenizers) > 1
-    trunk = wt.Transformer(DIM, 2, 2, modulated=True, cross=some, context_dim=WORDS if some else None)
+    trunk = wt.Transformer(DIM, 2, 2, adaln=True, cross=some, context_dim=WORDS if some else None)
     encoder = wt.Transformer(WORDS, 1, 2) if some else None
     model = wt.Diffusion(tokenizers, trunk, encoder, **options)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_guidance_by_hand():
 @pytest.mark.parametrize("prediction", ["velocity", "data"])
 def test_loss_by_hand(prediction):
     """A fresh model says zero, so its loss is the mean square of x1 - x0, or of x1 / (1 - t)."""
-    model = wt.Diffusion({"image": image()}, wt.Transformer(DIM, 1, 2, modulated=True), prediction=prediction)
+    model = wt.Diffusion({"image": image()}, wt.Transformer(DIM, 1, 2, adaln=True), prediction=prediction)
     batch = batch_of(model, [{"image": r["image"]} for r in ROWS])
     torch.manual_seed(3)
     loss = float(model.loss(batch)["loss"].detach())
@@ -315,7 +315,7 @@ def test_a_sound_as_condition_and_both():
 
 
 def test_refused_where_parts_do_not_fit():
-    trunk = wt.Transformer(DIM, 1, 2, modulated=True)
+    trunk = wt.Transformer(DIM, 1, 2, adaln=True)
     with pytest.raises(ValueError, match="cross=True"):
         wt.Diffusion({"image": image(), "text": text()}, trunk)
     with pytest.raises(ValueError, match="no column 'image'"):
@@ -323,9 +323,9 @@ def test_refused_where_parts_do_not_fit():
     with pytest.raises(ValueError, match="one size"):
         wt.Diffusion({"image": image(size=None)}, trunk)
     with pytest.raises(ValueError, match="give them one width"):
-        cross = wt.Transformer(DIM, 1, 2, modulated=True, cross=True)
+        cross = wt.Transformer(DIM, 1, 2, adaln=True, cross=True)
         wt.Diffusion({"image": image(), "text": text()}, cross)
-    with pytest.raises(ValueError, match="modulated=True"):
+    with pytest.raises(ValueError, match="adaln=True"):
         wt.Diffusion({"image": image()}, wt.Transformer(DIM, 1, 2))
 
 
@@ -334,7 +334,7 @@ def test_two_pictures_are_learnt_by_their_names():
     rows = {r["text"][0]: r for r in open_rows("emoji", split="train")}
     pair = [{"image": rows[n]["image"], "text": n} for n in ("green heart", "yellow heart")]
     torch.manual_seed(0)
-    trunk = wt.Transformer(64, 2, 2, modulated=True, cross=True, context_dim=WORDS)
+    trunk = wt.Transformer(64, 2, 2, adaln=True, cross=True, context_dim=WORDS)
     model = wt.Diffusion({"image": wt.ImageTokenizer(64, patch=4, size=16), "text": text()}, trunk)
     batch = batch_of(model, pair * 8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

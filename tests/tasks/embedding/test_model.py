@@ -29,7 +29,7 @@ def encoder(**more) -> wt.Encoder:
 @pytest.mark.parametrize("pair", ["bert", "roberta"])
 def test_a_pair_tokenizer_keeps_the_contract(pair):
     check_tokenizer(
-        words(pair=pair, places=30, rows=320),
+        words(pair=pair, max_positions=30, num_embeddings=320),
         [TEXTS[0], (TEXTS[1], TEXTS[2]), TEXTS[3], ("a", "b")],
         bad=[3, ("a",), ("a", 3), ["a", "b"], "\ud800"],
     )
@@ -41,7 +41,7 @@ def test_a_pair_is_framed_and_numbered():
     pair = front.read(("a cat", "two"))
     assert pair.tolist() == [*a.tolist(), *b.tolist()[1:]]
     with torch.no_grad():
-        front.types.weight[0], front.types.weight[1] = 0.0, 100.0
+        front.type_embedding.weight[0], front.type_embedding.weight[1] = 0.0, 100.0
         x = front(front.collate([pair, a])).x
     assert (x[0, : len(a)] < 50).all() and (x[0, len(a) :] > 50).all() and (x[1, : len(a)] < 50).all()
     roberta = words(pair="roberta").read(("a cat", "two")).tolist()
@@ -114,7 +114,7 @@ def test_wrong_settings_are_named():
         with pytest.raises(ValueError, match=match):
             wt.Encoder(*args)
     for more, match in (
-        ({"places": 4}, "places=4"),
+        ({"max_positions": 4}, "max_positions=4"),
         ({"pair": "gpt"}, "pair is 'gpt'"),
         ({"rows": 5}, "rows=5"),
     ):

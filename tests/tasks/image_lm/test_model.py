@@ -11,12 +11,12 @@ from PIL import Image
 import worldtokens as wt
 from worldtokens.layout import modality_id
 from worldtokens.tasks.language.decoding import Sampling
-from worldtokens.tasks.seq2seq.context import beside
+from worldtokens.tasks.seq2seq.context import concat_tokens
 
 DIM = 32
 VOCABULARY = wt.TextTokenizer.train(
     ["red heart", "blue square", "a face with a grin", "flag of the moon"] * 4, vocab_size=300, dim=1
-)._rust
+).backend
 
 
 def made(trunk=None, causal=True, seed=0, **options):
@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_plain_sequence(causal):
     for row, got in zip(ROWS, whole, strict=True):
         words = model.text.tokens([row["text"]])
         codes = model.image.tokens([row["image"]])
-        x = model.trunk(wt.Tokens.cat(words, codes, follow=True), kind="dense").x[0]
+        x = model.trunk(wt.Tokens.cat(words, codes, sequential=True), mode="dense").x[0]
         want = model.head(x[words.shape[1] : words.shape[1] + 16])
         assert (got - want).abs().max() < 1e-5
         assert (got - model(batch_of(model, [row]))[0]).abs().max() < 1e-5
@@ -70,12 +70,12 @@ def test_a_sequence_without_gaps_is_read_causally():
     """Captions of different length leave no padding inside, and the trunk needs no mask."""
     model, batch = made(), batch_of(made())
     words, codes = model.text(batch["text"]), model.image(batch["image"])
-    joined = beside([words, codes], follow=True)
+    joined = concat_tokens([words, codes], sequential=True)
     assert joined.layout.order == "causal"
     assert [sum(n) for n in joined.layout.lengths] == [n + 17 for (n,) in words.layout.lengths]
     assert (joined.pos[:, :, 0][joined.valid].int() == joined.block[joined.valid]).all()
-    loose = wt.Tokens.cat(words, codes, follow=True)
-    a, b = model.trunk(joined), model.trunk(loose, kind="dense")
+    loose = wt.Tokens.cat(words, codes, sequential=True)
+    a, b = model.trunk(joined), model.trunk(loose, mode="dense")
     assert (a.x[a.valid] - b.x[b.valid]).abs().max() < 1e-5
 
 
@@ -218,7 +218,7 @@ def test_draws_follow_the_distribution():
     one = wt.Tokens.cat(
         model.text.tokens(["red heart"]),
         model.image.embedded(torch.zeros(1, 16, dtype=torch.int64)),
-        follow=True,
+        sequential=True,
     )
     with torch.no_grad():
         p = model.head(model.trunk(one).x[0, len(model.text.read("red heart"))]).softmax(-1)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import worldtokens as wt
 from worldtokens.tasks.language.decoding import Sampling
-from worldtokens.tasks.language.documents import cut, pack_pieces
+from worldtokens.tasks.language.documents import pack_windows, split_windows
 from worldtokens.tasks.language.loss import IGNORE
 from worldtokens.training.optim import OptimSettings
 from worldtokens.training.settings import TrainSettings
@@ -28,7 +28,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def vocabulary():
-    return wt.TextTokenizer.train(TEXTS * 2, vocab_size=300, dim=1, start="<|s|>")._rust
+    return wt.TextTokenizer.train(TEXTS * 2, vocab_size=300, dim=1, start="<|s|>").backend
 
 
 def make(vocabulary, trunk="transformer", context=24, positions="learned", start="<|s|>", **options):
@@ -79,7 +79,7 @@ def by_hand(model, text):
 )
 def test_every_token_but_the_first_is_predicted_once_from_those_before_it(n, context, overlap, first):
     ids = torch.arange(100, 100 + n)
-    pieces = cut(ids, context, overlap, first if context and n > context + 1 else None)
+    pieces = split_windows(ids, context, overlap, first if context and n > context + 1 else None)
     told = []
     for ids_, labels in pieces:
         assert 1 <= len(ids_) == len(labels) <= (context or n)
@@ -94,15 +94,15 @@ def test_every_token_but_the_first_is_predicted_once_from_those_before_it(n, con
 
 
 def test_packing_wastes_no_row_and_loses_no_window():
-    pieces = [p for n in (3, 9, 5, 2, 8, 4) for p in cut(torch.arange(n), 8)]
-    batch = pack_pieces(pieces, 8, pad=77)
+    pieces = [p for n in (3, 9, 5, 2, 8, 4) for p in split_windows(torch.arange(n), 8)]
+    batch = pack_windows(pieces, 8, pad=77)
     assert batch["ids"].shape == (4, 8)  # 8, 7, 4 + 3 + 1, 2: 25 tokens
     seen = []
     for row, lengths in enumerate(batch["lengths"]):
         at = 0
         for k, n in enumerate(lengths):
             assert batch["segment"][row, at : at + n].tolist() == [k] * n
-            assert batch["place"][row, at : at + n].tolist() == list(range(n))
+            assert batch["positions"][row, at : at + n].tolist() == list(range(n))
             seen.append(batch["labels"][row, at : at + n].tolist())
             at += n
         assert (batch["ids"][row, at:] == 77).all() and (batch["labels"][row, at:] == IGNORE).all()
@@ -264,7 +264,7 @@ def test_without_a_start_token_the_first_token_is_not_counted(vocabulary):
     model = make(vocabulary, start=None)
     got = model.evaluate([{"text": "the cat"}])
     first = int(model.read({"text": "the cat"})["text"][0])
-    assert got["bytes"] == len("the cat") - len(model.front.spell(first))
+    assert got["bytes"] == len("the cat") - len(model.front.token_bytes(first))
 
 
 def test_it_learns_a_text_by_heart_through_the_training_loop(vocabulary, tmp_path):

@@ -36,7 +36,7 @@ def decoders():
     made = {
         "gru": wt.Recurrent("gru", DIM, 2, cross=True, context_dim=24),
         "lstm": wt.Recurrent("lstm", DIM, 2, cross=True, context_dim=24),
-        "additive": wt.AdditiveDecoder(DIM, context_dim=24, scoring=16),
+        "additive": wt.AdditiveDecoder(DIM, context_dim=24, attention_dim=16),
     }
     return {name: stirred(trunk) for name, trunk in made.items()}
 
@@ -48,9 +48,9 @@ def test_additive_attention_as_in_the_paper():
     """Word by word with torch's own GRUCell, as equations 5 and 6 and the appendix of Bahdanau et al. say: below 1e-5."""
     trunk = decoders()["additive"]
     cell = nn.GRUCell(DIM + 24, DIM)
-    cell.weight_ih.data = torch.cat([trunk.given.weight, trunk.read.weight], 1).data
-    cell.weight_hh.data = trunk.again.weight.data
-    cell.bias_ih.data, cell.bias_hh.data = trunk.given.bias.data, trunk.again.bias.data
+    cell.weight_ih.data = torch.cat([trunk.input_gates.weight, trunk.context_gates.weight], 1).data
+    cell.weight_hh.data = trunk.hidden_gates.weight.data
+    cell.bias_ih.data, cell.bias_hh.data = trunk.input_gates.bias.data, trunk.hidden_gates.bias.data
     y, h = tokens([4]), tokens([6], 1, 24, "bidirectional")
     with wt.attention_maps(trunk) as maps, torch.no_grad():
         out = trunk(y, context=h)
@@ -101,10 +101,10 @@ def test_batches_padding_and_caches_change_nothing(name):
     cache = trunk.cache(4)
     parts = [trunk(whole_part(whole, 0, 2), context=read, cache=cache)]
     for i in (2, 3):
-        parts.append(trunk(cache.follow(whole_part(whole, i, i + 1)), cache=cache))
+        parts.append(trunk(cache.offset(whole_part(whole, i, i + 1)), cache=cache))
     cache.select(rows)
     parts = [p.x[rows] for p in parts]
-    parts.append(trunk(cache.follow(whole_part(whole[rows], 4, 5)), cache=cache).x)
+    parts.append(trunk(cache.offset(whole_part(whole[rows], 4, 5)), cache=cache).x)
     full = trunk(whole, context=read).x[rows]
     assert (torch.cat(parts, 1) - full).abs().max() < 1e-5
 
@@ -130,11 +130,11 @@ def test_contexts_that_dont_fit_are_named():
     for name in ("gru", "additive"):
         with pytest.raises(ValueError, match="got none"):
             trunks[name](tokens([3]))
-        with pytest.raises(ValueError, match="1 rows of 8 channels, expected 1 rows of 24"):
+        with pytest.raises(ValueError, match="1 rows of dim 8, expected 1 rows of dim 24"):
             trunks[name](tokens([3]), context=tokens([3], 1, 8))
-        with pytest.raises(ValueError, match="one sample a row"):
+        with pytest.raises(ValueError, match="one sample per row"):
             trunks[name](tokens([3]), context=tokens([3, 2], 1, 24).pack(8))
-    with pytest.raises(ValueError, match="reads no context"):
+    with pytest.raises(ValueError, match="takes no context"):
         wt.Recurrent("gru", DIM)(tokens([2]), context=tokens([2]))
     with pytest.raises(ValueError, match="bidirectional=False"):
         wt.Recurrent("gru", DIM, cross=True, bidirectional=True)
@@ -177,7 +177,7 @@ def translator(kind, dim=48):
     }
     if kind != "fixed":
         fronts["text"] = wt.TextTokenizer(
-            fronts["text"]._rust, dim, 20, causal=False, end="<|endoftext|>", pad="<|endoftext|>"
+            fronts["text"].backend, dim, 20, causal=False, end="<|endoftext|>", pad="<|endoftext|>"
         )
     encoder, decoder = trunks[kind]()
     return wt.Translator(fronts, decoder=decoder, encoder=encoder, score="bleu", max_new_tokens=12)
@@ -214,9 +214,9 @@ def test_new_sentences_are_translated_and_aligned(kind, tmp_path):
     hits = seen = 0
     for r in test[:10]:
         found = model.align(r["text"], r["target"])
-        assert found.weights.sum(1).allclose(torch.ones(len(found.written)), atol=1e-4)
-        read = [p.strip() for p in found.read]
-        for piece, weights in zip(found.written[:-1], found.weights, strict=False):
+        assert found.weights.sum(1).allclose(torch.ones(len(found.target)), atol=1e-4)
+        read = [p.strip() for p in found.source]
+        for piece, weights in zip(found.target[:-1], found.weights, strict=False):
             seen += 1
             hits += words.get(read[int(weights[: len(read)].argmax())]) == piece.strip()
     if kind == "additive":
