@@ -1,6 +1,4 @@
-"""Latents: triplanes with places on their axes, and any front-end read into a fixed number of tokens."""
-
-import io
+"""`LatentTokenizer`: positions of triplane patches, resampling to latents, and the tokenizer contract."""
 
 import numpy as np
 import pytest
@@ -12,16 +10,7 @@ from worldtokens.testing import check_tokenizer
 RNG = np.random.default_rng(0)
 
 
-def planes(h: int = 4, w: int = 6, c: int = 2) -> torch.Tensor:
-    return torch.from_numpy(RNG.normal(size=(3, c, h, w))).float()
-
-
-def small(**options) -> wt.LatentTokenizer:
-    torch.manual_seed(0)
-    return wt.LatentTokenizer(**({"dim": 16, "channels": 2, "heads": 2} | options)).eval()
-
-
-def test_places_run_along_each_plane_s_axes():
+def test_positions_follow_the_axes_of_each_plane(small, planes):
     t = small(patch=2).tokens([planes()])
     assert t.shape == (1, 18, 16)
     assert t.pos[0, :3].tolist() == [[-1, 0, 0], [-1, 0, 1], [-1, 0, 2]]  # y, x
@@ -30,57 +19,28 @@ def test_places_run_along_each_plane_s_axes():
     assert len(t.pos[0].unique(dim=0)) == 18
 
 
-def test_a_token_is_its_cell_its_place_and_its_plane():
+def test_a_token_embeds_its_cell_its_position_and_its_plane(small, planes):
     front, x = small(), planes()
     t = front.tokens([x]).x[0].view(3, 4, 6, 16)
-    a = front.front.proj(x[1, :, 2, 3]) - front.front.proj(x[1, :, 2, 4])
+    a = front.base.proj(x[1, :, 2, 3]) - front.base.proj(x[1, :, 2, 4])
     other = x.clone()
     other[1, :, 2, 3] = x[1, :, 2, 4]
     moved = front.tokens([other]).x[0].view(3, 4, 6, 16)
     assert (t[1, 2, 3] - moved[1, 2, 3] - a).abs().max() < 1e-5  # linear in the cell
     same = torch.ones(3, 4, 6, dtype=torch.bool)
     same[1, 2, 3] = False
-    assert torch.equal(t[same], moved[same])  # and in nothing else
+    assert torch.equal(t[same], moved[same])  # and independent of all others
     flat = front.tokens([torch.zeros(3, 2, 4, 6)]).x[0]
-    assert len(flat.round(decimals=4).unique(dim=0)) == 72  # equal cells differ by place and plane
+    assert len(flat.round(decimals=4).unique(dim=0)) == 72  # equal cells differ by position and plane
 
 
-def test_files_hold_what_tensors_do(tmp_path):
-    x = planes()
-    np.save(tmp_path / "a.npy", x.numpy())
-    np.savez(tmp_path / "b.npz", planes=x.numpy(), other=np.zeros(3))
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, x.numpy())
-    for source in (tmp_path / "a.npy", str(tmp_path / "b.npz"), buffer.getvalue(), x.numpy(), x.double()):
-        assert torch.equal(small().read(source), x)
+def test_the_contract_without_resampling(small, planes, bad_sources):
+    check_tokenizer(small(), [planes(), planes(2, 2), planes(5, 3)], bad=bad_sources)
 
 
-def bad_sources(tmp_path) -> list:
-    (tmp_path / "text.npy").write_text("planes")
-    (tmp_path / "cut.npy").write_bytes(
-        b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2,"
-    )
-    np.savez(tmp_path / "two.npz", a=np.zeros((3, 2, 4, 4)), b=np.zeros(3))
-    return [tmp_path / "text.npy", tmp_path / "cut.npy", tmp_path / "two.npz", tmp_path / "none.npz", b"", 5, None,
-            planes(c=3), planes()[:2], planes()[0], planes(0, 4), torch.full((3, 2, 4, 4), torch.nan),
-            torch.zeros(3, 2, 4, 4, dtype=torch.complex64), np.array([["a"]])]  # fmt: skip
-
-
-def test_what_is_wrong_is_refused(tmp_path):
-    for source in bad_sources(tmp_path):
-        with pytest.raises(wt.InputError):
-            small().read(source)
-    with pytest.raises(wt.InputError, match="multiples of the patch"):
-        small(patch=4).read(planes())
-
-
-def test_the_contract_with_planes_as_they_are(tmp_path):
-    check_tokenizer(small(), [planes(), planes(2, 2), planes(5, 3)], bad=bad_sources(tmp_path))
-
-
-def test_the_contract_with_planes_read_into_latents(tmp_path):
+def test_the_contract_with_latents(small, planes, bad_sources):
     front = small(latents=5)
-    check_tokenizer(front, [planes(), planes(2, 2), planes(5, 3)], bad=bad_sources(tmp_path))
+    check_tokenizer(front, [planes(), planes(2, 2), planes(5, 3)], bad=bad_sources)
     assert front.tokens([planes(), planes(2, 2)]).valid.all()
 
 
@@ -92,7 +52,7 @@ def test_the_contract_with_another_front_end():
     check_tokenizer(front, clouds, bad=[b"", np.zeros((0, 3))])
     t = front.tokens(clouds)
     assert t.shape == (4, 4, 16) and t.valid.all()
-    # what the latents read is the cloud's tokens
+    # the latents attend to the point cloud's tokens
     assert torch.equal(t.x, front.resampler(cloud.tokens(clouds)).x)
     mixed = [c[RNG.permutation(len(c))] for c in clouds]
     assert torch.equal(front.tokens(mixed).x, t.x)
