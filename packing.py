@@ -1,6 +1,6 @@
-"""Several samples in one row, and each by itself again: the work under `Tokens.cat`, `stack`, `split` and `pack`.
+"""Concatenating, stacking, splitting and packing of samples: the implementation of `Tokens.cat`, `stack`, `split`, `pack`.
 
-Everything here works on the tensors of `Tokens.fields` and on layouts. Shapes: B rows, N tokens in a row, D width.
+Functions work on the tensors of `Tokens.fields` and on layouts. Shapes: B rows, N tokens per row, D width.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from worldtokens.layout import Layout
 Fields = dict[str, Tensor | None]
 
 
-def cat(parts: Sequence[Fields], follow: bool = False) -> Fields:
-    """One sequence after another, row by row; see `Tokens.cat`."""
-    if follow:
-        parts = _following(parts)
+def cat(parts: Sequence[Fields], sequential: bool = False) -> Fields:
+    """Concatenate sequences row by row; see `Tokens.cat`."""
+    if sequential:
+        parts = _renumber(parts)
     out: Fields = {}
     for name in parts[0]:
         values = [p[name] for p in parts]
@@ -33,7 +33,8 @@ def _no_ids(x: Tensor) -> Tensor:
     return torch.full(x.shape[:2], -1, dtype=torch.int64, device=x.device)
 
 
-def _following(parts: Sequence[Fields]) -> list[Fields]:
+def _renumber(parts: Sequence[Fields]) -> list[Fields]:
+    """Offset the block and t of each part by those of the parts before it."""
     out, block_end, t_end = [], None, None
     for p in parts:
         if block_end is not None:
@@ -46,10 +47,9 @@ def _following(parts: Sequence[Fields]) -> list[Fields]:
             ends = p["block"].masked_fill(~p["valid"], low).amax(1) + 1
             times = p["pos"][..., 0].masked_fill(~p["valid"], -torch.inf).amax(1).floor() + 1
             some = p["valid"].any(1)
-            was = (
-                (torch.zeros_like(ends), torch.zeros_like(times)) if block_end is None else (block_end, t_end)
-            )
-            block_end, t_end = torch.where(some, ends, was[0]), torch.where(some, times, was[1])
+            if block_end is None:
+                block_end, t_end = torch.zeros_like(ends), torch.zeros_like(times)
+            block_end, t_end = torch.where(some, ends, block_end), torch.where(some, times, t_end)
         elif block_end is None:
             block_end = torch.zeros(len(p["x"]), dtype=torch.int32, device=p["x"].device)
             t_end = torch.zeros(len(p["x"]), dtype=torch.float32, device=p["x"].device)
@@ -57,31 +57,24 @@ def _following(parts: Sequence[Fields]) -> list[Fields]:
 
 
 def cat_layout(
-    layouts: Sequence[Layout | None], widths: Sequence[int], follow: bool = False
+    layouts: Sequence[Layout | None], widths: Sequence[int], sequential: bool = False
 ) -> Layout | None:
-    """The layout of parts set side by side: known when only the last part can have padding."""
-    if any(la is None or la.open or not la.single for la in layouts):
+    """The layout of concatenated parts: known if only the last part can have padding."""
+    if any(la is None or la.dynamic or not la.single for la in layouts):
         return None
     if not all(la.full(n) for la, n in zip(layouts[:-1], widths[:-1], strict=True)):
         return None
     orders = {la.order for la in layouts}
-    if len(layouts) == 1:
-        order = layouts[0].order
-    elif follow:
-        order = "causal" if orders == {"causal"} else "any"
-    else:
-        order = "any"
-        # `together` means one number in a part; only parts known to share it stay together, and front-ends
-        # that read together all number their tokens 0
-        if orders == {"bidirectional"}:
-            order = "bidirectional"
+    # bidirectional front-ends all number their blocks 0, so their parts share one block unless renumbered
+    same = {"causal"} if sequential else {"bidirectional"}
+    order = layouts[0].order if len(layouts) == 1 or orders == same else "any"
     return Layout.simple(
         [sum(sum(r) for r in rows) for rows in zip(*(la.lengths for la in layouts), strict=True)], order
     )
 
 
 def stack(items: Sequence[Fields]) -> Fields:
-    """Rows under rows, shorter ones padded; see `Tokens.stack`."""
+    """Batch rows, shorter ones padded; see `Tokens.stack`."""
     n = max(t["x"].shape[1] for t in items)
     has_ids = any(t["ids"] is not None for t in items)
     out: Fields = {}
@@ -102,7 +95,7 @@ def stack(items: Sequence[Fields]) -> Fields:
 
 
 def stack_layout(layouts: Sequence[Layout | None]) -> Layout | None:
-    """The layout of rows set under rows: known when every item's is."""
+    """The layout of stacked rows: known if every item's is."""
     if any(la is None for la in layouts):
         return None
     orders = {la.order for la in layouts}
@@ -111,56 +104,56 @@ def stack_layout(layouts: Sequence[Layout | None]) -> Layout | None:
 
 
 def samples(layout: Layout | None, valid: Tensor, segment: Tensor) -> list[tuple[int, Tensor | slice]]:
-    """(row, places in the row) of every sample, row by row; an empty row is one empty sample."""
+    """(row, indices in the row) of every sample, row by row; an empty row is one empty sample."""
     found = []
     if layout is not None:
         for row, lengths in enumerate(layout.lengths):
-            at = 0
+            start = 0
             for n in lengths:
-                found.append((row, slice(at, at + n)))
-                at += n
+                found.append((row, slice(start, start + n)))
+                start += n
             if not lengths:
                 found.append((row, slice(0, 0)))
         return found
     device = valid.device
     valid, segment = valid.cpu(), segment.cpu()
     for row in range(len(valid)):
-        places = valid[row].nonzero().flatten()
-        seen: dict[int, list[int]] = {}
-        for place, seg in zip(places.tolist(), segment[row, places].tolist(), strict=True):
-            seen.setdefault(seg, []).append(place)
-        if not seen:
+        indices = valid[row].nonzero().flatten()
+        by_segment: dict[int, list[int]] = {}
+        for index, seg in zip(indices.tolist(), segment[row, indices].tolist(), strict=True):
+            by_segment.setdefault(seg, []).append(index)
+        if not by_segment:
             found.append((row, slice(0, 0)))
-        found += [(row, torch.tensor(p, device=device)) for p in seen.values()]
+        found += [(row, torch.tensor(i, device=device)) for i in by_segment.values()]
     return found
 
 
 def first_fit(lengths: Sequence[int], max_len: int) -> list[list[int]]:
-    """Which samples share a row: each goes into the first row with enough room.
+    """First-fit bin packing: each sample goes into the first row with enough space.
 
     Args:
         lengths: tokens of each sample.
-        max_len: tokens that a row takes.
+        max_len: tokens per row.
 
     Returns:
-        For each row the indices of its samples. A sample of no tokens has a row of its own.
+        The sample indices of each row. A sample without tokens has a row of its own.
 
     Raises:
         InputError: a sample is longer than `max_len`.
     """
-    room: list[int] = []
+    space: list[int] = []
     rows: list[list[int]] = []
     for i, n in enumerate(lengths):
         if n > max_len:
             raise InputError(
-                f"sample {i} has {n} tokens and a packed row takes {max_len}: raise max_len, or make the "
-                "front-end give fewer tokens (max_tokens, frames, context)"
+                f"sample {i} has {n} tokens and a packed row holds {max_len}: raise max_len, or let the front-end "
+                "make fewer tokens (max_tokens, frames, context)"
             )
-        row = next((r for r, free in enumerate(room) if free >= n and n > 0), None)
+        row = next((r for r, free in enumerate(space) if free >= n and n > 0), None)
         if row is None:
-            room.append(max_len)
+            space.append(max_len)
             rows.append([])
-            row = len(room) - 1
-        room[row] -= n if n else max_len
+            row = len(space) - 1
+        space[row] -= n if n else max_len
         rows[row].append(i)
     return rows

@@ -1,14 +1,14 @@
-"""`Tokens`: the one type between rooms, and the one rule of visibility.
+"""`Tokens`: the one type between all components, and the one rule of visibility.
 
-Query *i* reads key *j* when
+Query *i* attends to key *j* when
 
     valid[j]  and  segment[i] == segment[j]  and  block[j] <= block[i]
 
-`visible` below is that rule, written plainly; every fast path in `backbone/attention.py` is tested against
-it. What a fast path must know (lengths, reading order) is static knowledge that travels with the tokens as a
-`Layout` made on the CPU side, so that no forward pass has to look into a tensor to choose its kernel.
+`visible` below is the reference implementation of that rule; every fast path in `backbone/attention.py` is tested against
+it. What a fast path must know (lengths, reading order) is carried with the tokens as a `Layout`, made on the CPU side, so
+that no forward pass reads a tensor to choose its kernel.
 
-Shapes: B rows, N tokens in a row, D width, S samples.
+Shapes: B rows, N tokens per row, D width, S samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worldtokens.layout import Layout, modality_id
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Tokens:
-    """A batch of tokens: seven tensors that share their first two axes.
+    """A batch of tokens: seven tensors with the same first two axes.
 
     Args:
         x: (B, N, D) float, embeddings.
@@ -33,10 +33,10 @@ class Tokens:
         pos: (B, N, 3) float32, coordinates (t, y, x) in token-grid units; text uses t alone.
             Default: t counts from 0.
         segment: (B, N) int32, which sample of the row the token belongs to. Default: 0.
-        block: (B, N) int32, reading order: a token reads those whose block is not larger. Default: 0.
+        block: (B, N) int32, reading order: a token attends to tokens of the same or a smaller block. Default: 0.
         modality: (B, N) int16, which front-end made it (`modality_id`). Default: -1, unknown.
         ids: (B, N) int64, the discrete id where there is one, or None.
-        layout: static knowledge for the fast paths, or None (the dense rule is used then).
+        layout: lengths and reading order for the fast paths, or None (the dense mask is used then).
 
     Raises:
         ValueError: the fields' shapes or types do not fit together.
@@ -63,8 +63,8 @@ class Tokens:
             fill["valid"] = torch.ones(b, n, dtype=torch.bool, device=x.device)
         elif self.valid.dtype != torch.bool:
             raise ValueError(
-                f"valid is {self.valid.dtype}, expected torch.bool with True = a real token; 0/1 numbers are "
-                "refused because their polarity cannot be told: pass mask.bool()"
+                f"valid is {self.valid.dtype}, expected torch.bool with True = a real token; the polarity of 0/1 "
+                "numbers is ambiguous: pass mask.bool()"
             )
         if self.pos is None:
             t = torch.arange(n, dtype=torch.float32, device=x.device)
@@ -90,7 +90,7 @@ class Tokens:
         if self.pos.shape != (b, n, 3):
             raise ValueError(f"pos has shape {tuple(self.pos.shape)}, expected {(b, n, 3)}: (t, y, x)")
         if self.layout is not None and self.layout.rows >= 0 and self.layout.rows != b:
-            raise ValueError(f"layout tells of {self.layout.rows} rows, x has {b}")
+            raise ValueError(f"layout has {self.layout.rows} rows, x has {b}")
 
     # ---- small views -------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Tokens:
         return self.x.shape[0]
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> Tokens:
-        """Some of the rows; an int keeps the batch axis."""
+        """Select rows; an int keeps the batch axis."""
         rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
         layout = self.layout
         if layout is not None:
@@ -131,13 +131,13 @@ class Tokens:
         return {k: getattr(self, k) for k in names}
 
     def replace(self, **changes) -> Tokens:
-        """A copy with other fields; changing `valid`, `segment` or `block` forgets the layout unless given."""
+        """A copy with other fields; changing `valid`, `segment` or `block` drops the layout unless one is given."""
         if {"valid", "segment", "block"} & set(changes) and "layout" not in changes:
             changes["layout"] = None
         return dataclasses.replace(self, **changes)
 
     def to(self, *args, **kwargs) -> Tokens:
-        """Move to a device and/or float type; `pos` stays float32 and the whole numbers keep their types."""
+        """Move to a device and/or float dtype; `pos` stays float32 and integer fields keep their dtypes."""
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         out = {}
         for name, v in self.fields().items():
@@ -161,25 +161,25 @@ class Tokens:
     # ---- reading order -----------------------------------------------------------------------------------
 
     def causal(self) -> Tokens:
-        """The same tokens read left to right: block = 0, 1, 2, ... in each row."""
+        """The same tokens in causal order: block = 0, 1, 2, ... in each row."""
         block = torch.arange(self.shape[1], dtype=torch.int32, device=self.device).expand(self.shape[:2])
         layout = self.layout and dataclasses.replace(self.layout, order="causal")
         return self.replace(block=block, layout=layout)
 
     def bidirectional(self) -> Tokens:
-        """The same tokens, all reading each other: block = 0."""
+        """The same tokens, all visible to each other: block = 0."""
         layout = self.layout and dataclasses.replace(self.layout, order="bidirectional")
         return self.replace(block=torch.zeros_like(self.block), layout=layout)
 
     def infer_layout(self) -> Tokens:
-        """The same tokens with their layout read from the tensors (waits for the device once).
+        """The same tokens with their layout found from the tensors (waits for the device once).
 
-        Tokens built by hand have no layout and take the dense path; this gives them the fast ones. Where valid
-        tokens are not contiguous from the left by segment, the layout stays None.
+        Tokens built by hand have no layout and use the dense mask; a layout enables the fast paths. If valid tokens are
+        not contiguous from the left by segment, the layout stays None.
         """
         valid, segment, block = self.valid.cpu(), self.segment.cpu(), self.block.cpu()
         counts = valid.sum(1).tolist()
-        lengths, together, causal = [], True, True
+        lengths, bidirectional, causal = [], True, True
         for row, n in enumerate(counts):
             if not bool(valid[row, :n].all()):
                 return self.replace(layout=None)
@@ -189,22 +189,21 @@ class Tokens:
             lengths.append(tuple(runs.tolist()))
             for part in block[row, :n].split(runs.tolist()):
                 step = part.diff()
-                together = together and bool((step == 0).all())
+                bidirectional = bidirectional and bool((step == 0).all())
                 causal = causal and bool((step == 1).all())
-        order = "bidirectional" if together else "causal" if causal else "any"
+        order = "bidirectional" if bidirectional else "causal" if causal else "any"
         return self.replace(layout=Layout(tuple(lengths), order))
 
     # ---- joining -----------------------------------------------------------------------------------------
 
     @staticmethod
-    def cat(*parts: Tokens, follow: bool = False) -> Tokens:
-        """One sequence after another, row by row: (B, Na, D), (B, Nb, D) -> (B, Na + Nb, D).
+    def cat(*parts: Tokens, sequential: bool = False) -> Tokens:
+        """Concatenate sequences row by row: (B, Na, D), (B, Nb, D) -> (B, Na + Nb, D).
 
         Args:
             parts: Tokens with the same number of rows and the same width.
-            follow: False keeps positions and reading order as they are (an encoder reads all parts
-                together). True makes each part come after the last: its `block` and its t count on, so that it
-                reads the parts before and they do not read it.
+            sequential: False keeps positions and reading order, so that bidirectional parts attend to each other. True
+                offsets the block and t of each part by those before it: it attends to earlier parts, not they to it.
 
         Raises:
             ValueError: rows or widths differ.
@@ -218,12 +217,12 @@ class Tokens:
                 f"parts have {sorted(rows)} rows and widths {sorted(dims)}: cat joins rows of equal number and "
                 "width; batch first with Tokens.stack, or give the front-ends one `dim`"
             )
-        layout = packing.cat_layout([p.layout for p in parts], [p.shape[1] for p in parts], follow)
-        return Tokens(**packing.cat([p.fields() for p in parts], follow), layout=layout)
+        layout = packing.cat_layout([p.layout for p in parts], [p.shape[1] for p in parts], sequential)
+        return Tokens(**packing.cat([p.fields() for p in parts], sequential), layout=layout)
 
     @staticmethod
     def stack(items: Sequence[Tokens]) -> Tokens:
-        """Batch Tokens of unequal length: rows under rows, shorter ones padded on the right.
+        """Batch Tokens of different lengths, shorter ones padded on the right.
 
         Args:
             items: each (Bi, Ni, D).
@@ -243,11 +242,11 @@ class Tokens:
     # ---- packing -----------------------------------------------------------------------------------------
 
     def split(self) -> list[Tokens]:
-        """Every sample by itself, padding dropped, each (1, n, D), in the order in which they were packed."""
+        """Split into samples without padding, each (1, n, D), in their order before packing."""
         order = self.layout.order if self.layout is not None else "any"
         parts = []
-        for row, places in packing.samples(self.layout, self.valid, self.segment):
-            fields = {k: v[row][places][None] if v is not None else None for k, v in self.fields().items()}
+        for row, index in packing.samples(self.layout, self.valid, self.segment):
+            fields = {k: v[row][index][None] if v is not None else None for k, v in self.fields().items()}
             fields["segment"] = torch.zeros_like(fields["segment"])
             n = fields["x"].shape[1]
             parts.append(Tokens(**fields, layout=Layout.simple([n], order)))
@@ -257,10 +256,10 @@ class Tokens:
         return parts
 
     def pack(self, max_len: int) -> Tokens:
-        """Put many short samples in few rows, first fit; `unpack` gives them back in their order.
+        """Pack many short samples into few rows, first fit; `unpack` restores them in order.
 
         Args:
-            max_len: the longest row allowed, in tokens.
+            max_len: maximum number of tokens per row.
 
         Raises:
             InputError: a sample is longer than `max_len`.
@@ -268,40 +267,40 @@ class Tokens:
         return pack(self.split(), max_len)
 
     def unpack(self) -> Tokens:
-        """One sample a row again, in the order that they had before `pack`; padding on the right."""
+        """One sample per row, in their order before `pack`; padding on the right."""
         return Tokens.stack(self.split())
 
-    # ---- reading out -------------------------------------------------------------------------------------
+    # ---- selection and pooling ------------------------------------------------------------------------------
 
     def select(self, modality: str) -> Tokens:
-        """Only the tokens of one front-end, e.g. ``select("image")``, moved together to the left.
+        """Only the tokens of one modality, e.g. ``select("image")``, aligned to the left.
 
         Returns:
-            (B, n, D) where n is the largest count of any row. Segments, blocks and positions are kept.
+            (B, n, D) where n is the largest count of a row. Segments, blocks and positions are kept.
         """
         keep = self.valid & (self.modality == modality_id(modality))
         counts = keep.sum(1)
         n = int(counts.max()) if len(self) else 0
-        # a stable sort puts the kept ones first without changing their order
-        places = torch.argsort((~keep).to(torch.uint8), dim=1, stable=True)[:, :n]
+        # a stable sort moves the selected ones to the left in their order
+        order = torch.argsort((~keep).to(torch.uint8), dim=1, stable=True)[:, :n]
         fields = {}
         for name, v in self.fields().items():
             if v is not None:
-                index = places if v.ndim == 2 else places[..., None].expand(-1, -1, v.shape[-1])
+                index = order if v.ndim == 2 else order[..., None].expand(-1, -1, v.shape[-1])
                 v = v.gather(1, index)
             fields[name] = v
         fields["valid"] = torch.arange(n, device=self.device) < counts[:, None]
         return Tokens(**fields)
 
     def pool(self, how: str = "mean") -> Tensor:
-        """One vector for every sample, from its valid tokens only.
+        """One vector per sample, from its valid tokens only.
 
         Args:
             how: ``"mean"``, ``"first"`` or ``"last"``.
 
         Returns:
-            (B, D), or (S, D) for rows that hold several samples, in the order that they had before packing.
-            A row with nothing valid gives zeros.
+            (B, D), or (S, D) for rows with several samples, in their order before packing. A row without valid tokens
+            gives zeros.
         """
         if how not in ("mean", "first", "last"):
             raise ValueError(f"pool({how!r}): expected 'mean', 'first' or 'last'")
@@ -310,7 +309,7 @@ class Tokens:
         if self.shape[1] == 0 or (self.layout is not None and self.layout.single):
             return self._pool_rows(how)
         if self.layout is None:
-            # one look at the device tells whether rows hold more than one sample
+            # waits for the device once: does a row hold more than one sample?
             low = self.segment.masked_fill(~self.valid, torch.iinfo(torch.int32).max).amin(1)
             if bool(((self.segment == low[:, None]) | ~self.valid).all()):
                 return self._pool_rows(how)
@@ -327,26 +326,25 @@ class Tokens:
         if how == "mean":
             x = self.x.masked_fill(~self.valid[..., None], 0)
             return x.sum(1) / self.valid.sum(1).clamp(min=1)[:, None].to(x.dtype)
-        places = torch.arange(n, device=self.device)
+        index = torch.arange(n, device=self.device)
         if how == "first":
-            at = places.masked_fill(~self.valid, n).amin(1).clamp(max=n - 1)
+            at = index.masked_fill(~self.valid, n).amin(1).clamp(max=n - 1)
         else:
-            at = places.masked_fill(~self.valid, -1).amax(1).clamp(min=0)
+            at = index.masked_fill(~self.valid, -1).amax(1).clamp(min=0)
         x = self.x.gather(1, at[:, None, None].expand(-1, 1, self.dim)).squeeze(1)
         return x.masked_fill(~some[:, None], 0)
 
 
 def visible(query: Tokens, key: Tokens | None = None, window: float | None = None) -> Tensor:
-    """The rule of visibility as a dense mask: the reference that every fast path is tested against.
+    """The rule of visibility as a dense mask: the reference for every fast path.
 
     Args:
-        query: Tokens that read, (B, Nq, D).
-        key: Tokens that are read in cross-attention (same segment; block ignored), (B, Nk, D). Default: the
-            query's own tokens, by the whole rule.
-        window: with it, a token also reads only those less than `window` behind it in t.
+        query: (B, Nq, D).
+        key: (B, Nk, D), the keys of cross-attention (same segment; block ignored). Default: self-attention of `query`.
+        window: a token attends only to tokens less than this before it in t (sliding window).
 
     Returns:
-        (B, Nq, Nk) bool, True = reads.
+        (B, Nq, Nk) bool, True = attends.
     """
     cross = key is not None
     key = key if cross else query
@@ -359,15 +357,15 @@ def visible(query: Tokens, key: Tokens | None = None, window: float | None = Non
 
 
 def pack(items: Sequence[Tokens], max_len: int) -> Tokens:
-    """Put samples of any length and modality into few rows of at most `max_len` tokens, first fit.
+    """Pack samples of any length and modality into few rows of at most `max_len` tokens, first fit.
 
     Args:
-        items: Tokens of one width; each row of each is a sample (or several, if already packed).
-        max_len: the longest row allowed, in tokens.
+        items: Tokens of one width; each of their rows is a sample (or several, if already packed).
+        max_len: maximum number of tokens per row.
 
     Returns:
-        (rows, longest row, D) with one segment number for each sample of a row. `unpack` and `pool` give the
-        samples back in the order of `items`.
+        (rows, longest row, D) with one segment number per sample of a row. `unpack` and `pool` return the samples in the
+        order of `items`.
 
     Raises:
         InputError: a sample is longer than `max_len`.

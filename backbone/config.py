@@ -1,14 +1,16 @@
-"""What a Transformer is made of: its settings, and the norms and activations that they name."""
+"""Settings of a Transformer, and the norms and activations that they name."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worldtokens.backbone.positions import checked_scaling
+from worldtokens.backbone.positions import check_scaling
+from worldtokens.parts import settings
 
 SIZES = {
     # name: (dim, depth, heads), as ViT-Ti / S / B
@@ -18,110 +20,120 @@ SIZES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What a Transformer is made of.
+    """Less common settings of a Transformer, most of them there to match published models.
 
     Args:
-        dim: width D of a token.
-        depth: number of blocks.
-        heads: attention heads; divides `dim`.
-        kv_heads: heads of keys and values (grouped-query attention); divides `heads`. None: as many.
-        hidden: width inside the feed-forward. None: 4 dim, or 8/3 dim (rounded up to 8) with SwiGLU.
-        norm: ``"layer"`` or ``"rms"``.
-        eps: of the norms.
-        pre_norm: norm before each half of a block (with one at the end) or after it.
-        activation: ``"gelu"``, ``"gelu_tanh"`` (its tanh approximation), ``"quick_gelu"`` (x sigmoid(1.702 x)) or
-            ``"swiglu"``.
+        mlp_dim: hidden width of the MLP. None: 4 dim, or 8/3 dim (rounded up to a multiple of 8) with SwiGLU.
+        eps: epsilon of the norms.
+        pre_norm: True: norm before each sub-layer and after the last block. False: norm after each residual sum.
+        final_norm: norm after the last block. None: as `pre_norm`.
+        first_norm: norm before the first block, as in CLIP and BERT.
+        mlp_norm: norm inside the MLP, before its second linear layer, as in EVA-02.
         bias: linear layers have biases.
-        qk_norm: normalise queries and keys per head.
-        rope: axes that rotary positions turn by: 0 none, 1 (t), 2 (y, x), 3 (t, y, x).
+        qkv_bias: the query, key and value projections have biases. None: as `bias`; Qwen2 has biases there alone.
+        head_dim: width E of a head; heads x head_dim may differ from dim (Qwen3). None: dim / heads.
         rope_theta: base of the rotary wavelengths.
-        layer_scale: start value of a learned gain on each half's output, or None.
-        drop_path: chance of leaving out a half for a sample in training, rising linearly with depth to this.
-        window: a token reads only those less than this far behind it in t, or None.
-        first_norm: a norm before the first block, as in CLIP and BERT.
-        final_norm: a norm after the last block. None: as `pre_norm` says.
-        mlp_norm: a norm inside the feed-forward, before its second map, as in EVA-02.
-        modulated: a condition of width `dim` shifts, scales and gates every half (adaLN-zero, see `modulation`).
-        checkpoint: recompute blocks in the backward pass to save memory.
-        cross: each block also reads a context, between its two halves.
-        context_dim: width of the context's tokens. None: `dim`.
-        qkv_bias: the map to queries, keys and values has a bias. None: as `bias` says; Qwen2 has this one alone.
-        head_width: width E of a head; heads x head_width need not be `dim` (Qwen3). None: dim / heads.
-        rope_scaling: ``(factor, low, high, original)``: waves longer than original / low positions are stretched by
-            `factor`, those shorter than original / high are not, between them gradually, as Llama 3.1 reads 128k tokens
-            after `original` = 8,192 in training. None: as they are.
+        rope_scaling: ``(factor, low, high, original)`` of Llama 3.1: wavelengths longer than original / low positions are
+            multiplied by `factor`, those shorter than original / high are unchanged, those between are interpolated.
+            `original` is the context length in training. None: no scaling.
+        layer_scale: initial value of LayerScale on each sub-layer's output. None: no LayerScale.
+        gradient_checkpointing: recompute blocks in the backward pass to save memory.
+    """
+
+    mlp_dim: int | None = None
+    eps: float = 1e-5
+    pre_norm: bool = True
+    final_norm: bool | None = None
+    first_norm: bool = False
+    mlp_norm: bool = False
+    bias: bool = True
+    qkv_bias: bool | None = None
+    head_dim: int | None = None
+    rope_theta: float = 10000.0
+    rope_scaling: tuple[float, float, float, float] | None = None
+    layer_scale: float | None = None
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rope_scaling is not None:
+            object.__setattr__(self, "rope_scaling", check_scaling(self.rope_scaling))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockConfig(TransformerConfig):
+    """All settings of a Transformer with the defaults filled in, as its blocks use them (``trunk.cfg``).
+
+    Args:
+        dim, depth, heads, ...: as in `Transformer`.
+
+    Raises:
+        ValueError: settings do not fit together.
     """
 
     dim: int
     depth: int
     heads: int
-    kv_heads: int | None = None
-    hidden: int | None = None
-    norm: str = "layer"
-    eps: float = 1e-5
-    pre_norm: bool = True
-    activation: str = "gelu"
-    bias: bool = True
-    qk_norm: bool = False
     rope: int = 0
-    rope_theta: float = 10000.0
-    layer_scale: float | None = None
-    drop_path: float = 0.0
-    window: float | None = None
-    final_norm: bool | None = None
-    checkpoint: bool = False
+    norm: str = "layer"
+    activation: str = "gelu"
+    qk_norm: bool = False
+    kv_heads: int | None = None
     cross: bool = False
     context_dim: int | None = None
-    first_norm: bool = False
-    mlp_norm: bool = False
-    qkv_bias: bool | None = None
-    head_width: int | None = None
-    rope_scaling: tuple[float, float, float, float] | None = None
-    modulated: bool = False
+    adaln: bool = False
+    drop_path: float = 0.0
+    window: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         kv = self.kv_heads or self.heads
-        if self.rope_scaling is not None:
-            object.__setattr__(self, "rope_scaling", checked_scaling(self.rope_scaling))
-        if (self.head_width is None and self.dim % self.heads) or self.heads % kv:
+        if (self.head_dim is None and self.dim % self.heads) or self.heads % kv:
             raise ValueError(f"heads={self.heads} must divide dim={self.dim}, and kv_heads={kv} divide heads")
         for name, allowed in (("norm", NORMS), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}, expected one of {sorted(allowed)}")
+        if self.context_dim is not None and not self.cross:
+            raise ValueError(f"context_dim={self.context_dim} without cross-attention: set cross=True")
+        inner = -(-self.dim * 8 // 3 // 8) * 8 if self.activation == "swiglu" else 4 * self.dim
+        for name, default in (
+            ("kv_heads", kv),
+            ("head_dim", self.dim // self.heads),
+            ("mlp_dim", inner),
+            ("context_dim", self.dim),
+            ("final_norm", self.pre_norm),
+            ("qkv_bias", self.bias),
+        ):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         if self.rope not in (0, 1, 2, 3):
             raise ValueError(f"rope={self.rope}, expected 0 (none), 1 (t), 2 (y, x) or 3 (t, y, x)")
         if self.rope and self.head_dim % 2:
-            raise ValueError(f"rope turns pairs of channels: a head of {self.head_dim} is odd")
+            raise ValueError(f"rope rotates pairs of channels, and head_dim={self.head_dim} is odd")
         if not 0.0 <= self.drop_path < 1.0:
             raise ValueError(f"drop_path={self.drop_path}, expected 0 <= drop_path < 1")
-        if self.context_dim is not None and not self.cross:
-            raise ValueError(f"context_dim={self.context_dim} without a context: give cross=True too")
-        if self.modulated and not self.pre_norm:
-            raise ValueError(
-                "modulated=True changes what the norms before each half give: it needs pre_norm=True"
-            )
+        if self.adaln and not self.pre_norm:
+            raise ValueError("adaln=True modulates the norm before each sub-layer: it needs pre_norm=True")
 
-    @property
-    def head_dim(self) -> int:
-        return self.head_width or self.dim // self.heads
+    @classmethod
+    def resolve(cls, config: TransformerConfig | dict[str, Any] | None, **main: Any) -> BlockConfig:
+        """Join the arguments of `Transformer` (`main`) with its `config`.
 
-    @property
-    def inner(self) -> int:
-        """Width inside the feed-forward."""
-        if self.hidden is not None:
-            return self.hidden
-        return -(-self.dim * 8 // 3 // 8) * 8 if self.activation == "swiglu" else 4 * self.dim
+        Raises:
+            ValueError: unknown keys, or settings that do not fit together.
+        """
+        rest = settings(TransformerConfig, config, "config")
+        return cls(**{f.name: getattr(rest, f.name) for f in dataclasses.fields(TransformerConfig)}, **main)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its tanh formula, which many JAX models were trained with."""
+    """GELU by its tanh approximation, common in JAX models."""
     return F.gelu(x, approximate="tanh")
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """The approximation that the first CLIP models were trained with."""
+    """GELU approximation of OpenAI's CLIP models: x sigmoid(1.702 x)."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -129,5 +141,5 @@ NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu, "swiglu": None}
 
 
-def make_norm(cfg: TransformerConfig, dim: int | None = None, affine: bool = True) -> nn.Module:
+def make_norm(cfg: BlockConfig, dim: int | None = None, affine: bool = True) -> nn.Module:
     return NORMS[cfg.norm](dim or cfg.dim, eps=cfg.eps, elementwise_affine=affine)

@@ -1,34 +1,53 @@
 """The shared trunk: Tokens in, Tokens out.
 
-Notable: padding is emptied at the door (`where(valid, x, 0)`), so whatever it held, NaN included, cannot reach a
-real token by any path; the way of reading is planned once and handed to every layer; all weights are initialised
-in `init_weights`. An encoder-decoder is two of them: ``decoder(words, context=encoder(image))``.
+Notable: padding is set to zero on entry (`where(valid, x, 0)`), so that its content, NaN included, cannot reach a valid
+token; attention is planned once for all layers; all weights are initialised in `init_weights`. An encoder-decoder is two
+trunks: ``decoder(text, context=encoder(image))``.
 
-Shapes: B rows, N tokens, D width, K tokens of a context.
+Shapes: B rows, N tokens, D width, K context tokens.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.checkpoint import checkpoint
 
-from worldtokens.backbone.attention import plan
+from worldtokens.backbone.adaln import AdaLN, modulate, prepare_condition
+from worldtokens.backbone.attention import plan_attention
 from worldtokens.backbone.block import Block
 from worldtokens.backbone.cache import Cache
-from worldtokens.backbone.config import SIZES, TransformerConfig, make_norm
-from worldtokens.backbone.modulation import Modulation, modulated, spread
+from worldtokens.backbone.config import SIZES, BlockConfig, TransformerConfig, make_norm
 from worldtokens.backbone.positions import rope_angles
 from worldtokens.parts import Part
 from worldtokens.tokens import Tokens
 
 
 class Transformer(Part):
-    """A stack of blocks over `Tokens`, whatever made them.
+    """A stack of Transformer blocks over `Tokens` of any modality.
 
-    Arguments are those of `TransformerConfig`. Padding may hold anything and gives zeros; a row with nothing
-    valid gives zeros. ``torch.compile(trunk, dynamic=True)`` compiles once for all lengths and row counts (see
-    `backbone/attention.py`).
+    Padding may hold anything and gives zeros; so does a row without valid tokens. ``torch.compile(trunk, dynamic=True)``
+    compiles once for all lengths and row counts (see `backbone/attention.py`). ``trunk.cfg`` holds all settings.
+
+    Args:
+        dim: width D of a token.
+        depth: number of blocks.
+        heads: attention heads; divides `dim`.
+        rope: axes of rotary positions: 0 none, 1 (t), 2 (y, x), 3 (t, y, x).
+        norm: ``"layer"`` or ``"rms"``.
+        activation: ``"gelu"``, ``"gelu_tanh"`` (its tanh approximation), ``"quick_gelu"`` (x sigmoid(1.702 x)) or
+            ``"swiglu"``.
+        qk_norm: normalise queries and keys per head.
+        kv_heads: heads of keys and values (grouped-query attention); divides `heads`. None: `heads`.
+        cross: each block has cross-attention to a context, between self-attention and MLP.
+        context_dim: width of the context's tokens. None: `dim`.
+        adaln: a condition of width `dim` shifts, scales and gates every sub-layer (adaLN-zero, see `adaln`).
+        drop_path: probability that a sample skips a sub-layer in training (stochastic depth), rising linearly with depth
+            to this value.
+        window: a token attends only to tokens less than this before it in t (sliding window). None: no limit.
+        config: less common settings, see `TransformerConfig`; a dict of its fields, e.g. ``{"pre_norm": False}``.
 
     Raises:
         ValueError: arguments do not fit together, or the tokens have another width.
@@ -40,45 +59,34 @@ class Transformer(Part):
         depth: int,
         heads: int,
         *,
-        kv_heads: int | None = None,
-        hidden: int | None = None,
-        norm: str = "layer",
-        eps: float = 1e-5,
-        pre_norm: bool = True,
-        activation: str = "gelu",
-        bias: bool = True,
-        qk_norm: bool = False,
         rope: int = 0,
-        rope_theta: float = 10000.0,
-        layer_scale: float | None = None,
-        drop_path: float = 0.0,
-        window: float | None = None,
-        final_norm: bool | None = None,
-        checkpoint: bool = False,
+        norm: str = "layer",
+        activation: str = "gelu",
+        qk_norm: bool = False,
+        kv_heads: int | None = None,
         cross: bool = False,
         context_dim: int | None = None,
-        first_norm: bool = False,
-        mlp_norm: bool = False,
-        qkv_bias: bool | None = None,
-        head_width: int | None = None,
-        rope_scaling: tuple[float, float, float, float] | None = None,
-        modulated: bool = False,
+        adaln: bool = False,
+        drop_path: float = 0.0,
+        window: float | None = None,
+        config: TransformerConfig | dict[str, Any] | None = None,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k in TransformerConfig.__dataclass_fields__}
         super().__init__()
-        self.cfg = cfg = TransformerConfig(**given)
+        self.cfg = cfg = BlockConfig.resolve(
+            config, dim=dim, depth=depth, heads=heads, rope=rope, norm=norm, activation=activation,
+            qk_norm=qk_norm, kv_heads=kv_heads, cross=cross, context_dim=context_dim, adaln=adaln,
+            drop_path=drop_path, window=window,
+        )  # fmt: skip
         self.dim = dim
-        last = max(1, depth - 1)
-        self.first_norm = make_norm(cfg) if first_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(cfg, drop_path * i / last) for i in range(depth))
-        last_norm = pre_norm if final_norm is None else final_norm
-        self.norm = make_norm(cfg, affine=not modulated) if last_norm else nn.Identity()
-        self.modulation = Modulation(dim, 1, gated=False) if modulated and last_norm else None
+        self.first_norm = make_norm(cfg) if cfg.first_norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block(cfg, drop_path * i / max(1, depth - 1)) for i in range(depth))
+        self.norm = make_norm(cfg, affine=not adaln) if cfg.final_norm else nn.Identity()
+        self.adaln = AdaLN(dim, 1, gated=False) if adaln and cfg.final_norm else None
         init_weights(self)
 
     @classmethod
-    def size(cls, name: str, **options) -> Transformer:
-        """A named size: ``"tiny"`` (192 wide, 12 deep, 3 heads), ``"small"`` (384, 12, 6), ``"base"`` (768, 12, 12).
+    def size(cls, name: str, **options: Any) -> Transformer:
+        """A named size: ``"tiny"`` (dim 192, depth 12, 3 heads), ``"small"`` (384, 12, 6), ``"base"`` (768, 12, 12).
 
         Args:
             name: one of the above.
@@ -89,11 +97,11 @@ class Transformer(Part):
         return cls(**(dict(zip(("dim", "depth", "heads"), SIZES[name], strict=True)) | options))
 
     def cache(self, batch: int, max_len: int | None = None) -> Cache:
-        """An empty memory of keys and values for stepwise decoding; see `backbone/cache.py`.
+        """An empty KV cache for stepwise decoding; see `backbone/cache.py`.
 
         Args:
             batch: rows B.
-            max_len: room for so many tokens in a row is taken at once. None: it grows as needed.
+            max_len: tokens per row to allocate at once. None: it grows as needed.
         """
         return Cache(len(self.blocks), batch, max_len)
 
@@ -102,61 +110,61 @@ class Transformer(Part):
         tokens: Tokens,
         context: Tokens | None = None,
         cache: Cache | None = None,
-        kind: str | None = None,
+        mode: str | None = None,
         condition: Tensor | None = None,
     ) -> Tokens:
-        """Update every token by what it may read.
+        """Update every token from the tokens that it attends to.
 
         Args:
             tokens: (B, N, D).
-            context: (B, K, context_dim), read by every block where ``cross=True``: same segment, whatever its block.
-                A token with no context to read gets zeros from that part. With a cache it is needed once.
-            cache: what was read before; these tokens read it too, by the one rule, and are held in it after. Their
-                `pos` and `block` are taken as they are: `cache.follow(tokens)` numbers them on.
-            kind: force a way of reading (see `backbone/attention.py`); for tests and benchmarks.
-            condition: what every block is modulated by where ``modulated=True``: (S, D), one for each sample in the order
-                in which `Tokens.pool` gives them, so (B, D) where a row holds one; or (B, N, D), one for each token.
+            context: (B, K, context_dim), attended to by every block with ``cross=True``: same segment, any block. The
+                cross-attention of a token without context gives zeros. With a cache it is needed once.
+            cache: KV cache of past tokens, which these tokens attend to by the same rule and are added to. `pos` and
+                `block` are used as they are: `cache.offset(tokens)` continues their numbering.
+            mode: force an attention mode (see `backbone/attention.py`); for tests and benchmarks.
+            condition: conditioning of every block, with ``adaln=True``: (S, D), one per sample in the order of
+                `Tokens.pool`, which is (B, D) where a row holds one sample; or (B, N, D), one per token.
 
         Returns:
             The same tokens with new `x`; zeros at padding.
         """
         self._check(tokens, context, cache, condition)
-        n = tokens.shape[1]
+        cfg, n = self.cfg, tokens.shape[1]
         if n == 0:
             return tokens
         if cache is None:
-            reading = plan(tokens, self.cfg.window, kind, context)
+            plan = plan_attention(tokens, cfg.window, mode, context)
         else:
-            reading = cache.plan(tokens, self.cfg.window, context)
-        x = self.first_norm(reading.enter(_emptied(tokens, tokens.x)))
+            plan = cache.plan(tokens, cfg.window, context)
+        x = self.first_norm(plan.unpad(_zero_padding(tokens, tokens.x)))
         rope = None
-        if self.cfg.rope:
-            pos = reading.enter(_emptied(tokens, tokens.pos))
-            rope = rope_angles(
-                pos, self.cfg.head_dim, self.cfg.rope, self.cfg.rope_theta, self.cfg.rope_scaling
-            )
-        read = None if context is None else reading.cross.enter(_emptied(context, context.x))
-        by = None if condition is None else spread(condition, tokens, reading)
+        if cfg.rope:
+            pos = plan.unpad(_zero_padding(tokens, tokens.pos))
+            rope = rope_angles(pos, cfg.head_dim, cfg.rope, cfg.rope_theta, cfg.rope_scaling)
+        keys = None if context is None else plan.cross.unpad(_zero_padding(context, context.x))
+        if condition is not None:
+            condition = prepare_condition(condition, tokens, plan)
+        recompute = cfg.gradient_checkpointing and self.training and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
-            if self.cfg.checkpoint and self.training and torch.is_grad_enabled() and cache is None:
-                x = recompute(block, x, reading, rope, read, None, by, use_reentrant=False)
+            if recompute:
+                x = checkpoint(block, x, plan, rope, keys, None, condition, use_reentrant=False)
             else:
-                x = block(x, reading, rope, read, None if cache is None else cache.layers[i], by)
-        x = self.norm(x) if self.modulation is None else modulated(self.norm(x), self.modulation(by)[0])
-        x = reading.leave(x)
-        return tokens.replace(x=x if reading.gather is not None else _emptied(tokens, x))
+                x = block(x, plan, rope, keys, None if cache is None else cache.layers[i], condition)
+        x = self.norm(x) if self.adaln is None else modulate(self.norm(x), self.adaln(condition)[0])
+        x = plan.pad(x)
+        return tokens.replace(x=x if plan.indices is not None else _zero_padding(tokens, x))
 
     def _check(
         self, tokens: Tokens, context: Tokens | None, cache: Cache | None, condition: Tensor | None
     ) -> None:
-        if self.cfg.modulated != (condition is not None):
-            has, got = ("modulated=True", "none") if self.cfg.modulated else ("modulated=False", "one")
+        if self.cfg.adaln != (condition is not None):
+            has, got = ("adaln=True", "no condition") if self.cfg.adaln else ("adaln=False", "a condition")
             raise ValueError(
                 f"this Transformer has {has} and got {got}: trunk(tokens, condition=(B, {self.dim}))"
             )
         if tokens.dim != self.dim:
             raise ValueError(
-                f"tokens are {tokens.dim} wide and this Transformer {self.dim}: give the front-end dim={self.dim}"
+                f"tokens have dim {tokens.dim} and this Transformer {self.dim}: give the front-end dim={self.dim}"
             )
         if context is None:
             if self.cfg.cross and (cache is None or cache.context is None):
@@ -165,20 +173,19 @@ class Transformer(Part):
                 )
             return
         if not self.cfg.cross:
-            raise ValueError("this Transformer reads no context: build it with cross=True")
-        width = self.cfg.context_dim or self.dim
-        if context.dim != width:
+            raise ValueError("this Transformer has no cross-attention: build it with cross=True")
+        if context.dim != self.cfg.context_dim:
             raise ValueError(
-                f"the context is {context.dim} wide and this Transformer reads {width}: give it "
+                f"the context has dim {context.dim} and this Transformer expects {self.cfg.context_dim}: build it with "
                 f"context_dim={context.dim}"
             )
         if len(context) != len(tokens):
             raise ValueError(
-                f"tokens have {len(tokens)} rows and the context {len(context)}: one each is expected"
+                f"tokens have {len(tokens)} rows and the context {len(context)}, expected the same number"
             )
 
 
-def _emptied(tokens: Tokens, x: Tensor) -> Tensor:
+def _zero_padding(tokens: Tokens, x: Tensor) -> Tensor:
     """(B, N, ...) with zeros at padding."""
     if tokens.layout is not None and tokens.layout.full(tokens.shape[1]):
         return x
@@ -186,12 +193,12 @@ def _emptied(tokens: Tokens, x: Tensor) -> Tensor:
 
 
 def init_weights(trunk: Transformer) -> None:
-    """The one place where a trunk's weights are set.
+    """Initialise all weights of a trunk.
 
-    Widths decide the spread, as in the first CLIP models (Radford et al. 2021): query, key and value maps
-    get std D^-1/2 of what they read, the feed-forward's first map (2 D)^-1/2, and the maps that write to the residual
-    path D^-1/2 (parts depth)^-1/2, as in GPT-2 (parts: 2, or 3 with a context), so that the path's variance does not
-    grow with depth. Biases are 0, norms' gains 1; LayerScale keeps its own start, and `Modulation` its zeros.
+    Standard deviations follow the widths, as in the first CLIP models (Radford et al. 2021): query, key and value layers
+    input_dim^-1/2, the MLP's first layer (2 D)^-1/2, and the layers that write to the residual stream
+    D^-1/2 (n depth)^-1/2, as in GPT-2 (n = 2 sub-layers per block, or 3 with cross-attention), so that its variance does
+    not grow with depth. Biases are 0, gains of norms 1; LayerScale keeps its initial value, and `AdaLN` its zeros.
     """
     cfg = trunk.cfg
     d, depth = cfg.dim, max(1, cfg.depth)

@@ -45,11 +45,11 @@ def close(a, b, tol=1e-5):
 def test_every_reading_equals_the_dense_rule(trunk, ns, order):
     t = wt.Tokens.stack([sample(n, i, order) for i, n in enumerate(ns)])
     dense = trunk(t.replace(layout=None))
-    kinds = [None, "groups", "padded" if order == "bidirectional" else "causal"]
+    modes = [None, "groups", "padded" if order == "bidirectional" else "causal"]
     if t.layout.full(t.shape[1]):
-        kinds.append("full" if order == "bidirectional" else "causal")
-    for kind in kinds:
-        close(trunk(t, kind=kind).x, dense.x)
+        modes.append("full" if order == "bidirectional" else "causal")
+    for mode in modes:
+        close(trunk(t, mode=mode).x, dense.x)
 
 
 @given(lengths, orders, st.integers(9, 20))
@@ -120,12 +120,12 @@ def test_gradients_flow_exactly_where_the_rule_says(trunk, row):
     x = torch.randn(1, n, DIM, generator=g, requires_grad=True)
     t = wt.Tokens(x=x, valid=valid, block=block, segment=segment)
     one_layer = trunk.blocks[:1]  # in one layer a token is reached directly or not at all
-    from worldtokens.backbone.attention import plan
+    from worldtokens.backbone.attention import plan_attention
     from worldtokens.backbone.positions import rope_angles
 
-    reading = plan(t)
+    plan = plan_attention(t)
     rope = rope_angles(t.pos, trunk.cfg.head_dim, 1)
-    h = one_layer[0](x.masked_fill(~t.valid[..., None], 0), reading, rope)
+    h = one_layer[0](x.masked_fill(~t.valid[..., None], 0), plan, rope)
     see = wt.visible(t)[0]
     out = trunk(t).x
     for i in range(n):
@@ -156,22 +156,22 @@ def test_a_row_with_nothing_valid_gives_zeros(trunk, layout):
 @given(st.lists(st.integers(0, 5), min_size=3, max_size=3))
 def test_cat_keeps_order_and_is_associative(ns):
     a, b, c = (sample(n, i, "causal") for i, n in enumerate(ns))
-    for follow in (False, True):
-        left = wt.Tokens.cat(wt.Tokens.cat(a, b, follow=follow), c, follow=follow)
-        right = wt.Tokens.cat(a, wt.Tokens.cat(b, c, follow=follow), follow=follow)
-        flat = wt.Tokens.cat(a, b, c, follow=follow)
+    for sequential in (False, True):
+        left = wt.Tokens.cat(wt.Tokens.cat(a, b, sequential=sequential), c, sequential=sequential)
+        right = wt.Tokens.cat(a, wt.Tokens.cat(b, c, sequential=sequential), sequential=sequential)
+        flat = wt.Tokens.cat(a, b, c, sequential=sequential)
         for t in (left, right):
             for name in ("x", "valid", "pos", "segment", "block", "modality"):
-                assert torch.equal(getattr(t, name), getattr(flat, name)), (follow, name)
+                assert torch.equal(getattr(t, name), getattr(flat, name)), (sequential, name)
     assert torch.equal(flat.x, torch.cat([a.x, b.x, c.x], 1))
     assert flat.block[0].tolist() == list(range(sum(ns)))
     assert flat.pos[0, :, 0].tolist() == list(range(sum(ns)))
 
 
-def test_cat_follow_makes_a_prefix(trunk):
+def test_cat_sequential_makes_a_prefix(trunk):
     """An image's tokens read each other, the text after it counts on and is not read by the image."""
     picture, text = sample(4, 0), sample(3, 1, "causal")
-    t = wt.Tokens.cat(picture, text, follow=True)
+    t = wt.Tokens.cat(picture, text, sequential=True)
     assert t.block[0].tolist() == [0, 0, 0, 0, 1, 2, 3]
     assert t.layout.order == "any"
     close(trunk(t).x, trunk(t.replace(layout=None)).x)
@@ -254,7 +254,7 @@ def test_ids_survive_joining():
 
 
 def test_too_long_a_sample_is_named():
-    with pytest.raises(wt.InputError, match="sample 1 has 9 tokens and a packed row takes 8"):
+    with pytest.raises(wt.InputError, match="sample 1 has 9 tokens and a packed row holds 8"):
         wt.pack([sample(3, 0), sample(9, 1)], 8)
 
 

@@ -13,9 +13,9 @@ settings.load_profile("wt")
 
 TRUNKS = {
     "rope": {"rope": 1},
-    "llama": {"rope": 1, "kv_heads": 2, "norm": "rms", "activation": "swiglu", "bias": False},
+    "llama": {"rope": 1, "kv_heads": 2, "norm": "rms", "activation": "swiglu", "config": {"bias": False}},
     "window": {"rope": 3, "window": 3},
-    "post": {"pre_norm": False, "qk_norm": True, "kv_heads": 1},
+    "post": {"qk_norm": True, "kv_heads": 1, "config": {"pre_norm": False}},
 }
 
 
@@ -110,9 +110,9 @@ def test_prompts_of_different_length_go_on_as_each_alone(trunks, name, lengths, 
     with torch.no_grad():
         cache = trunk.cache(batch=len(lengths))
         out = [trunk(prompt, cache=cache)]
-        out += [trunk(cache.follow(t), cache=cache) for t in more]
+        out += [trunk(cache.offset(t), cache=cache) for t in more]
         for i, n in enumerate(lengths):
-            alone = wt.Tokens.cat(sample(n, i), *(t[i] for t in more), follow=True)
+            alone = wt.Tokens.cat(sample(n, i), *(t[i] for t in more), sequential=True)
             want = trunk(alone.replace(layout=None)).x
             close(torch.cat([o.x[i][o.valid[i]] for o in out])[None], want)
 
@@ -122,13 +122,13 @@ def test_a_prefix_read_together_then_text(trunks, name, pictures, words, steps):
     """An image's tokens read each other, the words count on; the blocks in the cache decide."""
     trunk = trunks[name]
     parts = [sample(pictures, 1, "bidirectional"), *([sample(words, 2)] if words else [])]
-    prompt = wt.Tokens.cat(*parts, follow=True)
+    prompt = wt.Tokens.cat(*parts, sequential=True)
     more = [sample(n, 10 + i) for i, n in enumerate(steps)]
-    want = trunk(wt.Tokens.cat(prompt, *more, follow=True).replace(layout=None)).x
+    want = trunk(wt.Tokens.cat(prompt, *more, sequential=True).replace(layout=None)).x
     with torch.no_grad():
         cache = trunk.cache(batch=1, max_len=want.shape[1])
         got = [trunk(prompt, cache=cache).x]
-        got += [trunk(cache.follow(t), cache=cache).x for t in more]
+        got += [trunk(cache.offset(t), cache=cache).x for t in more]
     close(torch.cat(got, 1), want)
 
 
@@ -149,22 +149,22 @@ def test_the_common_step_needs_no_mask(trunks):
     cache = trunk.cache(batch=2)
     with torch.no_grad():
         trunk(batch((4, 4)), cache=cache)
-        step = cache.follow(batch((1, 1), 9))
+        step = cache.offset(batch((1, 1), 9))
         assert step.pos[:, 0, 0].tolist() == [4, 4] and step.block.tolist() == [[4], [4]]
-        reading = cache.plan(step)
-        assert reading.kind == "full" and reading.mask is None and reading.past
+        plan = cache.plan(step)
+        assert plan.mode == "full" and plan.mask is None and plan.cached
         # numbered by hand the same is found by a look at the (CPU's) numbers
         by_hand = batch((1, 1), 9)
         by_hand = by_hand.replace(block=by_hand.block + 5, layout=by_hand.layout)
-        assert cache.copy().plan(by_hand).kind == "full"
+        assert cache.copy().plan(by_hand).mode == "full"
         # not so where a token reads less than all, or rows have holes
         early = by_hand.replace(block=torch.zeros(2, 1, dtype=torch.int32), layout=by_hand.layout)
-        assert cache.copy().plan(early).kind == "dense"
+        assert cache.copy().plan(early).mode == "dense"
         other = by_hand.replace(segment=torch.ones(2, 1, dtype=torch.int32), layout=by_hand.layout)
-        assert cache.copy().plan(other).kind == "dense"
+        assert cache.copy().plan(other).mode == "dense"
         holes = trunk.cache(batch=2)
         trunk(batch((4, 2)), cache=holes)
-        assert holes.plan(holes.follow(batch((1, 1), 9))).kind == "dense"
+        assert holes.plan(holes.offset(batch((1, 1), 9))).mode == "dense"
 
 
 @given(
@@ -179,13 +179,13 @@ def test_rows_selected_as_beam_search_does(trunks, name, chosen, ragged, max_len
         kept = cache.copy()
         assert cache.select(torch.tensor(chosen)) is cache
         step = batch([1] * len(chosen), 20)
-        got = trunk(cache.follow(step), cache=cache).x
+        got = trunk(cache.offset(step), cache=cache).x
         for i, row in enumerate(chosen):
-            alone = wt.Tokens.cat(sample(int(prompt.valid[row].sum()), row), step[i], follow=True)
+            alone = wt.Tokens.cat(sample(int(prompt.valid[row].sum()), row), step[i], sequential=True)
             close(got[i : i + 1], trunk(alone).x[:, -1:])
         # the copy went its own way
-        again = trunk(kept.follow(batch((1, 1, 1), 30)), cache=kept).x
-        alone = wt.Tokens.cat(sample(int(prompt.valid[1].sum()), 1), sample(1, 31), follow=True)
+        again = trunk(kept.offset(batch((1, 1, 1), 30)), cache=kept).x
+        alone = wt.Tokens.cat(sample(int(prompt.valid[1].sum()), 1), sample(1, 31), sequential=True)
         close(again[1:2], trunk(alone).x[:, -1:])
 
 
@@ -218,21 +218,21 @@ def test_a_contexts_keys_are_computed_once(lengths, steps, ragged, known):
         cache = trunk.cache(batch=b)
         out = [trunk(prompt, context=context, cache=cache)]
         for i, t in enumerate(more):
-            t = cache.follow(t)
+            t = cache.offset(t)
             out.append(trunk(t, cache=cache) if i % 2 else trunk(t, context=context, cache=cache))
         assert len(computed) == 1
         rows = [b - 1, 0, 0]
         cache.select(rows)
         step = batch((1, 1, 1), 300)
-        selected = trunk(cache.follow(step), cache=cache)
+        selected = trunk(cache.offset(step), cache=cache)
         for i in range(b):
             n = int(prompt.valid[i].sum())
-            alone = wt.Tokens.cat(sample(n, i), *(t[i] for t in more), follow=True)
+            alone = wt.Tokens.cat(sample(n, i), *(t[i] for t in more), sequential=True)
             want = trunk(alone, context=sample(lengths[i], 70 + i, "bidirectional")).x
             close(torch.cat([o.x[i][o.valid[i]] for o in out])[None], want)
             for j, row in enumerate(rows):
                 if row == i:
-                    longer = wt.Tokens.cat(alone, step[j], follow=True)
+                    longer = wt.Tokens.cat(alone, step[j], sequential=True)
                     want = trunk(longer, context=sample(lengths[i], 70 + i, "bidirectional")).x[:, -1:]
                     close(selected.x[j : j + 1], want)
 
@@ -283,7 +283,7 @@ def test_what_padding_holds_is_irrelevant(trunks):
         for p in (prompt, foul):
             cache = trunk.cache(batch=2)
             trunk(p, cache=cache)
-            outs.append(trunk(cache.follow(batch((2, 2), 9)), cache=cache).x)
+            outs.append(trunk(cache.offset(batch((2, 2), 9)), cache=cache).x)
     close(outs[0], outs[1], 1e-7)
 
 
@@ -293,14 +293,14 @@ def test_a_static_cache_takes_its_room_once(trunks):
         cache, growing = trunk.cache(batch=1, max_len=40), trunk.cache(batch=1)
         rooms, copies = set(), set()
         for i in range(40):
-            trunk(cache.follow(sample(1, i)), cache=cache)
-            trunk(growing.follow(sample(1, i)), cache=growing)
-            rooms.add(cache.layers[0].k.room.data_ptr())
-            copies.add(growing.layers[0].k.room.shape[1])
-        assert len(rooms) == 1 and cache.layers[0].k.room.shape == (1, 40, HEADS, DIM // HEADS)
+            trunk(cache.offset(sample(1, i)), cache=cache)
+            trunk(growing.offset(sample(1, i)), cache=growing)
+            rooms.add(cache.layers[0].k.data.data_ptr())
+            copies.add(growing.layers[0].k.data.shape[1])
+        assert len(rooms) == 1 and cache.layers[0].k.data.shape == (1, 40, HEADS, DIM // HEADS)
         assert len(copies) <= 3  # doubled, not copied at each step
         with pytest.raises(ValueError, match="1 more tokens after 40 are more than max_len=40"):
-            trunk(cache.follow(sample(1, 0)), cache=cache)
+            trunk(cache.offset(sample(1, 0)), cache=cache)
         assert cache.length == 40
 
 
@@ -315,4 +315,4 @@ def test_what_doesnt_fit_names_the_remedy(trunks):
     with torch.no_grad():
         reader(sample(1, 0), context=sample(2, 1, "bidirectional"), cache=cache)
         with pytest.raises(ValueError, match="another context"):
-            reader(cache.follow(sample(1, 0)), context=sample(2, 2, "bidirectional"), cache=cache)
+            reader(cache.offset(sample(1, 0)), context=sample(2, 2, "bidirectional"), cache=cache)

@@ -1,4 +1,4 @@
-"""Cross-attention: torch's decoder, the one rule by every way of reading, contexts that are not there."""
+"""Cross-attention: torch's decoder, the one rule by every way of plan, contexts that are not there."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import worldtokens as wt
-from worldtokens.backbone.attention import plan
+from worldtokens.backbone.attention import plan_attention
 
 DIM, WIDE, HEADS = 16, 24, 2
 settings.register_profile("wt", deadline=None, max_examples=25, derandomize=True)
@@ -75,7 +75,7 @@ def test_encoder_and_decoder_equal_torchs_transformer(pre_norm, order):
         DIM, HEADS, 2, 2, 64, dropout=0.0, activation="gelu", norm_first=pre_norm, batch_first=True
     )
     randomised(ref)
-    settings = {"hidden": 64, "pre_norm": pre_norm, "final_norm": True}
+    settings = {"config": {"mlp_dim": 64, "pre_norm": pre_norm, "final_norm": True}}
     encoder = wt.Transformer(DIM, 2, HEADS, **settings)
     decoder = wt.Transformer(DIM, 2, HEADS, cross=True, **settings)
     for theirs, ours in ((ref.encoder, encoder), (ref.decoder, decoder)):
@@ -94,8 +94,8 @@ def test_encoder_and_decoder_equal_torchs_transformer(pre_norm, order):
             x = ref(a, b, tgt_mask=future, tgt_key_padding_mask=~words.valid, **pads)
             x = x.masked_fill(~words.valid[..., None], 0)
         else:
-            kind = None if way == "ours" else "dense"
-            x = decoder(words.replace(x=b), context=encoder(source.replace(x=a), kind=kind), kind=kind).x
+            mode = None if way == "ours" else "dense"
+            x = decoder(words.replace(x=b), context=encoder(source.replace(x=a), mode=mode), mode=mode).x
         out.append((x, *torch.autograd.grad((x * weight).sum(), (a, b))))
     for ours in got:
         close(want[0][0], ours[0])
@@ -107,14 +107,14 @@ def test_encoder_and_decoder_equal_torchs_transformer(pre_norm, order):
 def trunk():
     torch.manual_seed(0)
     return randomised(
-        wt.Transformer(DIM, 2, HEADS, rope=1, cross=True, context_dim=WIDE, layer_scale=0.7)
+        wt.Transformer(DIM, 2, HEADS, rope=1, cross=True, context_dim=WIDE, config={"layer_scale": 0.7})
     ).eval()
 
 
-def run(trunk, tokens, context, kind=None):
+def run(trunk, tokens, context, mode=None):
     """Output, and the gradients of its squares by tokens, context and all weights."""
     x, c = tokens.x.detach().requires_grad_(), context.x.detach().requires_grad_()
-    out = trunk(tokens.replace(x=x), context=context.replace(x=c), kind=kind).x
+    out = trunk(tokens.replace(x=x), context=context.replace(x=c), mode=mode).x
     wanted = (x, c, *trunk.parameters())
     grads = torch.autograd.grad(out.square().sum(), wanted, materialize_grads=True)
     return out, grads
@@ -139,13 +139,13 @@ def test_every_reading_equals_the_dense_rule(trunk, ns, order):
         tokens = tokens.replace(block=block, layout=tokens.layout)
     blank = tokens.replace(layout=None), context.replace(layout=None)
     dense = run(trunk, *blank)
-    kinds = [None, "groups"]
+    modes = [None, "groups"]
     if order == "bidirectional":
-        kinds.append("padded")
-    for kind in kinds:
-        if kind == "padded" and not context.shape[1]:
+        modes.append("padded")
+    for mode in modes:
+        if mode == "padded" and not context.shape[1]:
             continue
-        same(run(trunk, tokens, context, kind), dense)
+        same(run(trunk, tokens, context, mode), dense)
     same(run(trunk, tokens, blank[1]), dense)
     same(run(trunk, blank[0], context), dense)
 
@@ -187,8 +187,8 @@ def test_what_padding_of_either_side_holds_is_irrelevant(trunk, ns):
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("kind", [None, "padded", "dense"])
-def test_a_row_with_nothing_to_read_gets_zeros(trunk, known, kind):
+@pytest.mark.parametrize("mode", [None, "padded", "dense"])
+def test_a_row_with_nothing_to_read_gets_zeros(trunk, known, mode):
     """An empty context, another segment, no places at all: the block does what it does without cross-attention."""
     tokens = batch((3, 3))
     empty = batch((2, 0), 50, dim=WIDE)
@@ -198,17 +198,17 @@ def test_a_row_with_nothing_to_read_gets_zeros(trunk, known, kind):
     block = trunk.blocks[0]
     one_row = batch((2,), 50, dim=WIDE)
     for context, readable in ((empty, True), (other, True), (none, False)):
-        if kind == "padded" and not readable:
+        if mode == "padded" and not readable:
             continue
         t, c = (tokens, context) if known else (tokens.replace(layout=None), context.replace(layout=None))
-        out, grads = run(trunk, t, c, kind)
+        out, grads = run(trunk, t, c, mode)
         assert out.isfinite().all() and all(g.isfinite().all() for g in grads)
         assert (grads[1][1] == 0).all()
         if readable:
             close(out[:1], trunk(tokens[:1], context=one_row).x)
-        reading = plan(t, kind=kind, context=c)
-        x, read = reading.enter(t.x), reading.cross.enter(c.x)
-        got = reading.leave(block.cross(x, read, reading.cross))
+        plan = plan_attention(t, mode=mode, context=c)
+        x, read = plan.unpad(t.x), plan.cross.unpad(c.x)
+        got = plan.pad(block.cross(x, read, plan.cross))
         assert (got[1] == 0).all() and bool((got[0] != 0).all()) == readable
 
 
@@ -223,24 +223,26 @@ def test_the_context_is_read_whatever_its_block(trunk):
 def test_ways_chosen_without_looking(trunk):
     whole, ragged = batch((3, 3)), batch((2, 3))
     context, short = batch((4, 4), dim=WIDE), batch((4, 2), dim=WIDE)
-    kinds = lambda t, c: (lambda r: (r.kind, r.cross.kind))(plan(t, context=c))  # noqa: E731
-    assert kinds(whole, context) == ("full", "full")
-    assert kinds(ragged, context) == kinds(whole, short) == ("groups", "groups")
-    assert kinds(ragged.replace(layout=None), context) == ("dense", "dense")
-    assert plan(whole, context=context).cross.mask is None
-    reading = plan(batch((2, 3, 2, 2)), context=batch((1, 1, 2, 1), dim=WIDE))
-    assert reading.groups == ((3, 2), (1, 3))
-    assert reading.cross.groups == ((2, 2), (1, 2), (1, 3)) and reading.cross.keys == (1, 2, 1)
+    modes = lambda t, c: (lambda r: (r.mode, r.cross.mode))(plan_attention(t, context=c))  # noqa: E731
+    assert modes(whole, context) == ("full", "full")
+    assert modes(ragged, context) == modes(whole, short) == ("groups", "groups")
+    assert modes(ragged.replace(layout=None), context) == ("dense", "dense")
+    assert plan_attention(whole, context=context).cross.mask is None
+    plan = plan_attention(batch((2, 3, 2, 2)), context=batch((1, 1, 2, 1), dim=WIDE))
+    assert plan.groups == ((3, 2), (1, 3))
+    assert plan.cross.groups == ((2, 2), (1, 2), (1, 3)) and plan.cross.group_keys == (1, 2, 1)
 
 
-@pytest.mark.parametrize("options", [{"kv_heads": 1, "qk_norm": True}, {"norm": "rms", "bias": False}])
+@pytest.mark.parametrize(
+    "options", [{"kv_heads": 1, "qk_norm": True}, {"norm": "rms", "config": {"bias": False}}]
+)
 def test_cross_attention_equals_the_plain_formula(options):
     """Head by head in a loop, grouped heads and norms of queries and keys included."""
     torch.manual_seed(0)
     cross = randomised(wt.Transformer(DIM, 1, HEADS, cross=True, context_dim=WIDE, **options)).blocks[0].cross
     tokens, context = batch((4, 3)), batch((2, 5), 50, dim=WIDE)
-    reading = plan(tokens, kind="dense", context=context)
-    got = cross(tokens.x, context.x, reading.cross)
+    plan = plan_attention(tokens, mode="dense", context=context)
+    got = cross(tokens.x, context.x, plan.cross)
     e, kv = cross.head_dim, cross.kv_heads
     heads = []
     for h in range(HEADS):
@@ -256,7 +258,9 @@ def test_cross_attention_equals_the_plain_formula(options):
 
 def test_training_reaches_every_weight_and_checkpointing_changes_none():
     torch.manual_seed(0)
-    trunks = [wt.Transformer(DIM, 2, HEADS, cross=True, checkpoint=c) for c in (False, True)]
+    trunks = [
+        wt.Transformer(DIM, 2, HEADS, cross=True, config={"gradient_checkpointing": c}) for c in (False, True)
+    ]
     trunks[1].load_state_dict(trunks[0].state_dict())
     for t in trunks:
         t.train()(batch((3, 5), order="causal"), context=batch((4, 2), 50)).x.square().sum().backward()
@@ -282,10 +286,10 @@ def test_what_doesnt_fit_names_the_remedy(trunk):
         trunk(tokens, context=batch((2,)))
     with pytest.raises(ValueError, match="1 rows and the context 2"):
         trunk(tokens, context=batch((2, 2), dim=WIDE))
-    with pytest.raises(ValueError, match="give cross=True too"):
+    with pytest.raises(ValueError, match="set cross=True"):
         wt.Transformer(DIM, 1, HEADS, context_dim=8)
     with pytest.raises(ValueError, match="expected one of full"):
-        trunk(tokens, context=context, kind="fast")
+        trunk(tokens, context=context, mode="fast")
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -305,17 +309,17 @@ def test_attention_maps_are_the_plain_formula(known, options):
     with wt.attention_maps(trunk) as maps:
         out = trunk(given[0], context=given[1])
         assert torch.equal(out.x, trunk(given[0], context=given[1]).x)
-    reading = plan(given[0], trunk.cfg.window, context=given[1])
-    own, cross = maps.own[0], maps.cross[0]
+    plan = plan_attention(given[0], trunk.cfg.window, context=given[1])
+    own, cross = maps.self_attention[0], maps.cross[0]
     assert own.shape == (3, HEADS, 4, 4) and cross.shape == (3, HEADS, 4, 5)
-    x = reading.leave(seen["own"][0])
-    v = block.attn.queries_keys(x, None)[2].repeat_interleave(HEADS // block.attn.kv_heads, 2)
+    x = plan.pad(seen["own"][0])
+    v = block.attn.queries_keys_values(x, None)[2].repeat_interleave(HEADS // block.attn.kv_heads, 2)
     got = block.attn.proj(torch.einsum("bhnk,bkhe->bnhe", own, v).flatten(2))
-    close(got[tokens.valid], reading.leave(seen["own"][2])[tokens.valid])
-    v = block.cross.keys(context.x)[1].repeat_interleave(HEADS // block.cross.kv_heads, 2)
+    close(got[tokens.valid], plan.pad(seen["own"][2])[tokens.valid])
+    v = block.cross.keys_values(context.x)[1].repeat_interleave(HEADS // block.cross.kv_heads, 2)
     got = block.cross.proj(torch.einsum("bhnk,bkhe->bnhe", cross, v).flatten(2))
     reads = tokens.valid & context.valid.any(1, keepdim=True)
-    close(got[reads], reading.leave(seen["cross"][2])[reads])
+    close(got[reads], plan.pad(seen["cross"][2])[reads])
     # zeros exactly where the rule shows nothing, and each token's weights sum to 1
     for weights, rule in (
         (own, wt.visible(tokens, window=trunk.cfg.window)),
@@ -348,14 +352,14 @@ def test_a_words_map_over_a_picture_shows_the_patch_it_resembles():
 
 def test_maps_of_cached_steps(trunk):
     tokens, context = batch((3, 2), order="causal"), batch((2, 4), 50, dim=WIDE)
-    longer = wt.Tokens.cat(tokens, batch((1, 1), 90, "causal"), follow=True)
+    longer = wt.Tokens.cat(tokens, batch((1, 1), 90, "causal"), sequential=True)
     with torch.no_grad(), wt.attention_maps(trunk) as maps:
         trunk(longer, context=context)
-        at_once = [[m[:, :, -1:] for m in side] for side in (maps.own, maps.cross)]
+        at_once = [[m[:, :, -1:] for m in side] for side in (maps.self_attention, maps.cross)]
         cache = trunk.cache(batch=2)
         trunk(tokens, context=context, cache=cache)
-        trunk(cache.follow(batch((1, 1), 90, "causal")), cache=cache)
-        for want, got in zip(at_once, (maps.own, maps.cross), strict=True):
+        trunk(cache.offset(batch((1, 1), 90, "causal")), cache=cache)
+        for want, got in zip(at_once, (maps.self_attention, maps.cross), strict=True):
             assert len(got) == 2
             for a, b in zip(want, got, strict=True):
                 close(a, b)

@@ -1,4 +1,4 @@
-"""FlexAttention's way of reading, uncompiled on a CPU, against the dense rule."""
+"""FlexAttention's way of plan, uncompiled on a CPU, against the dense rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import worldtokens as wt
 from worldtokens.backbone import flex
-from worldtokens.backbone.attention import plan
+from worldtokens.backbone.attention import plan_attention
 
 DIM = 32
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -26,7 +26,7 @@ def rows(ns, order):
         t = t.causal() if order == "causal" else t
         if order == "prefix":
             more = wt.Tokens(torch.randn(1, 2, DIM), layout=wt.Layout.simple([2], "causal")).causal()
-            t = wt.Tokens.cat(t, more, follow=True)
+            t = wt.Tokens.cat(t, more, sequential=True)
         out.append(t)
     return out
 
@@ -46,16 +46,16 @@ def test_flex_equals_the_dense_rule(ns, order, window, packed, narrow):
     parts = rows(ns, order)
     t = wt.pack(parts, 150) if packed else wt.Tokens.stack(parts)
     with torch.no_grad():
-        a, b = trunk(t, kind="flex").x, trunk(t, kind="dense").x
+        a, b = trunk(t, mode="flex").x, trunk(t, mode="dense").x
     assert (a - b).abs().max() < 1e-5
 
 
 def test_the_mask_is_kept_where_lengths_say_all_and_not_where_blocks_do():
     t = wt.pack(rows([3, 40, 60], "causal"), 110)
     again = wt.pack(rows([3, 40, 60], "causal"), 110)
-    assert plan(t, kind="flex").mask is plan(again, kind="flex").mask
+    assert plan_attention(t, mode="flex").mask is plan_attention(again, mode="flex").mask
     mixed = wt.pack(rows([3, 40, 60], "prefix"), 130)
-    assert plan(mixed, kind="flex").mask is not plan(mixed, kind="flex").mask
+    assert plan_attention(mixed, mode="flex").mask is not plan_attention(mixed, mode="flex").mask
 
 
 def test_blocks_that_nobody_reads_are_left_out():

@@ -159,12 +159,12 @@ def test_bidirectional_reads_only_what_is_read_together(trunks):
         batch((3, 2), 0, "causal"),
         sample(3, 0, "causal").replace(layout=None),
     ):
-        with pytest.raises(ValueError, match="must not read later"):
+        with pytest.raises(ValueError, match="not bidirectional"):
             trunk(t)
         trunk(t.bidirectional())
-    prefix = wt.Tokens.cat(sample(3, 0), sample(2, 1, "causal"), follow=True)
+    prefix = wt.Tokens.cat(sample(3, 0), sample(2, 1, "causal"), sequential=True)
     assert prefix.layout.order == "any"
-    with pytest.raises(ValueError, match="must not read later"):
+    with pytest.raises(ValueError, match="not bidirectional"):
         trunk(prefix)
     x = sample(4, 0).x.requires_grad_()
     first = trunk(wt.Tokens(x)).x[0, 0]
@@ -187,18 +187,18 @@ def test_stepwise_equals_at_once(trunks, kind, ns, steps):
         cache = trunk.cache(batch=len(ns))
         out = [trunk(prompt, cache=cache)]
         for t in more[:-1]:
-            out.append(trunk(cache.follow(t), cache=cache))
+            out.append(trunk(cache.offset(t), cache=cache))
         kept = cache.copy()
-        out.append(trunk(cache.follow(more[-1]), cache=cache))
+        out.append(trunk(cache.offset(more[-1]), cache=cache))
         assert cache.length == prompt.shape[1] + sum(steps)
         wanted = []
         for i, n in enumerate(ns):
-            alone = wt.Tokens.cat(sample(n, i, "causal"), *(t[i] for t in more), follow=True)
+            alone = wt.Tokens.cat(sample(n, i, "causal"), *(t[i] for t in more), sequential=True)
             wanted.append(trunk(alone.replace(layout=None)).x[0])
             close(torch.cat([o.x[i][o.valid[i]] for o in out]), wanted[-1])
         # rows chosen as beam search does; the copy has not moved
         rows = [len(ns) - 1, 0, 0]
-        again = trunk(kept.select(rows).follow(more[-1][rows]), cache=kept).x
+        again = trunk(kept.select(rows).offset(more[-1][rows]), cache=kept).x
         for i, row in enumerate(rows):
             close(again[i], wanted[row][-steps[-1] :])
 
@@ -217,7 +217,7 @@ def test_a_new_segment_starts_anew(trunks):
         cache = trunk.cache(batch=1)
         trunk(packed, cache=cache)
         close(
-            trunk(cache.follow(sample(2, 2)), cache=cache).x, trunk(wt.Tokens.cat(b, sample(2, 2))).x[:, 2:]
+            trunk(cache.offset(sample(2, 2)), cache=cache).x, trunk(wt.Tokens.cat(b, sample(2, 2))).x[:, 2:]
         )
 
 
@@ -244,7 +244,7 @@ def test_takes_the_transformers_place(tmp_path, trunks):
 def test_what_doesnt_fit_names_the_remedy(trunks):
     with pytest.raises(ValueError, match="expected one of"):
         wt.Recurrent("transformer", DIM)
-    with pytest.raises(ValueError, match="halves it"):
+    with pytest.raises(ValueError, match="divides it"):
         wt.Recurrent("gru", 7, bidirectional=True)
     with pytest.raises(ValueError, match="dim=8"):
         trunks["gru", False](wt.Tokens(torch.zeros(1, 2, 4)))

@@ -32,9 +32,9 @@ def by_hand(model: wt.Resampler, x: torch.Tensor) -> torch.Tensor:
         return (w @ v).transpose(0, 1).flatten(1)
 
     latents = model.latents
-    for read, block in zip(model.reads, model.blocks, strict=True):
-        k, v = read.kv(read.context_norm(x)).chunk(2, -1)
-        latents = latents + read.proj(attention(read.q(read.norm(latents)), k, v))
+    for cross, block in zip(model.cross_attentions, model.blocks, strict=True):
+        k, v = cross.kv(cross.context_norm(x)).chunk(2, -1)
+        latents = latents + cross.proj(attention(cross.q(cross.norm(latents)), k, v))
         q, k, v = block.attn.qkv(block.norm1(latents)).chunk(3, -1)
         latents = latents + block.attn.proj(attention(q, k, v))
         latents = latents + block.mlp(block.norm2(latents))

@@ -1,8 +1,8 @@
-"""Linear maps laid out for a handful of rows, as decoding multiplies them: one new token for each text of a batch.
+"""Linear layers with prepacked weights, for decoding on a CPU: one new token for each text of a batch.
 
-A product with 2 to 32 rows ought to cost what reading the weights costs. In float32 on a CPU, torch's own takes two to
-four times as long (docs/LOG.md); oneDNN's, with the weights in blocks, comes near it. The blocks are a copy, made when a
-generation starts and dropped when it ends, so they never grow stale and the model itself is as it was.
+A product with 2 to 32 rows should cost as much as reading the weights from memory. In float32 on a CPU torch's own takes
+two to four times as long (docs/LOG.md); oneDNN's, with the weights in blocks, comes close. The blocks are a copy, made when
+a generation starts and freed when it ends, so they never become stale and the model itself is unchanged.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MOST_ROWS = 32
-FEWEST_STEPS = 8  # the copy costs about as much as three steps
-LEAST = (
-    1 << 18
-)  # weights; a product with fewer is over before oneDNN, with its 30 microseconds a call, has begun
+MAX_ROWS = 32
+MIN_STEPS = 8  # the copy costs about as much as three steps
+MIN_WEIGHTS = 1 << 18  # with fewer, oneDNN's 30 microseconds per call exceed the product itself
 
 
-class PackedLinear(nn.Module):
+class PrepackedLinear(nn.Module):
     """``F.linear`` with the weight in oneDNN's blocks: (..., D) -> (..., V)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -31,12 +29,12 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.blocks, self.bias, "none", [], "")
 
 
-def worthwhile(weight: Tensor, rows: int, steps: int) -> bool:
-    """Whether so many steps of so many rows gain by packing."""
+def is_faster(weight: Tensor, rows: int, steps: int) -> bool:
+    """Whether prepacking this weight saves time over so many steps of so many rows."""
     return (
-        2 <= rows <= MOST_ROWS
-        and steps >= FEWEST_STEPS
-        and weight.numel() >= LEAST
+        2 <= rows <= MAX_ROWS
+        and steps >= MIN_STEPS
+        and weight.numel() >= MIN_WEIGHTS
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
@@ -45,15 +43,15 @@ def worthwhile(weight: Tensor, rows: int, steps: int) -> bool:
     )
 
 
-def packed_linear(weight: Tensor, bias: Tensor | None, rows: int, steps: int):
-    """A function of x that multiplies by this weight, packed where that is worthwhile."""
-    if worthwhile(weight, rows, steps):
-        return PackedLinear(weight, bias)
+def prepacked_linear(weight: Tensor, bias: Tensor | None, rows: int, steps: int):
+    """A function of x that applies this linear layer, prepacked where that is faster."""
+    if is_faster(weight, rows, steps):
+        return PrepackedLinear(weight, bias)
     return lambda x: F.linear(x, weight, bias)
 
 
-def packed(module: nn.Module, rows: int, steps: int) -> nn.Module:
-    """A twin of a module for inference, its linear maps packed where that is worthwhile, all else shared; or itself.
+def prepacked(module: nn.Module, rows: int, steps: int) -> nn.Module:
+    """A copy of a module for inference with prepacked linear layers where that is faster, all else shared; or itself.
 
     Args:
         module: a trunk in eval mode.
@@ -68,8 +66,8 @@ def packed(module: nn.Module, rows: int, steps: int) -> nn.Module:
 def _twin(module: nn.Module, rows: int, steps: int) -> nn.Module:
     plain = type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
     if plain and "forward" not in module.__dict__:
-        pack = worthwhile(module.weight, rows, steps)
-        return PackedLinear(module.weight, module.bias) if pack else module
+        faster = is_faster(module.weight, rows, steps)
+        return PrepackedLinear(module.weight, module.bias) if faster else module
     children = {n: _twin(child, rows, steps) for n, child in module._modules.items() if child is not None}
     if all(child is module._modules[name] for name, child in children.items()):
         return module

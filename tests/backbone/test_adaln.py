@@ -1,4 +1,4 @@
-"""adaLN-zero: a plain DiT block, identity at the start, packed rows, all ways of reading."""
+"""adaLN-zero: a plain DiT block, identity at the start, packed rows, all ways of plan."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ class PlainDiT(nn.Module):
 
     def forward(self, x, context, c):
         b = self.block
-        nine = F.linear(F.silu(c), b.modulation.linear.weight, b.modulation.linear.bias)[:, None].chunk(9, -1)
+        nine = F.linear(F.silu(c), b.adaln.linear.weight, b.adaln.linear.bias)[:, None].chunk(9, -1)
         shift, scale, gate = nine[:3]
         h = F.layer_norm(x, (DIM,)) * (1 + scale) + shift
         x = x + gate * self.attn(h, h, h, need_weights=False)[0]
@@ -66,14 +66,14 @@ class PlainDiT(nn.Module):
 
 def test_equals_a_plain_dit_with_a_modulated_last_norm():
     """Outputs within 1e-5, and gradients of the condition within 1e-4."""
-    trunk = randomised(wt.Transformer(DIM, 2, HEADS, cross=True, context_dim=WIDE, modulated=True))
+    trunk = randomised(wt.Transformer(DIM, 2, HEADS, cross=True, context_dim=WIDE, adaln=True))
     x, context, c = noise(3, 5, DIM), noise(3, 4, WIDE, seed=1), noise(3, DIM, seed=2)
     ours_c, plain_c = c.clone().requires_grad_(), c.clone().requires_grad_()
     ours = trunk(wt.Tokens(x), context=wt.Tokens(context), condition=ours_c).x
     plain = x
     for block in trunk.blocks:
         plain = PlainDiT(block)(plain, context, plain_c)
-    m = trunk.modulation.linear
+    m = trunk.adaln.linear
     shift, scale = F.linear(F.silu(plain_c), m.weight, m.bias)[:, None].chunk(2, -1)
     plain = F.layer_norm(plain, (DIM,)) * (1 + scale) + shift
     assert (ours - plain).abs().max() < 1e-5
@@ -84,47 +84,47 @@ def test_equals_a_plain_dit_with_a_modulated_last_norm():
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_a_fresh_trunk_is_the_identity(norm):
-    trunk = wt.Transformer(DIM, 3, HEADS, cross=True, modulated=True, norm=norm, final_norm=False)
+    trunk = wt.Transformer(DIM, 3, HEADS, cross=True, adaln=True, norm=norm, config={"final_norm": False})
     x = noise(2, 6, DIM)
     out = trunk(wt.Tokens(x), context=wt.Tokens(noise(2, 3, DIM, seed=1)), condition=noise(2, DIM, seed=2))
     assert torch.equal(out.x, x)
 
 
-@pytest.mark.parametrize("kind", ["padded", "groups", "dense"])
-def test_every_way_of_reading_gives_each_sample_its_own_condition(kind):
-    trunk = randomised(wt.Transformer(DIM, 2, HEADS, modulated=True))
+@pytest.mark.parametrize("mode", ["padded", "groups", "dense"])
+def test_every_way_of_reading_gives_each_sample_its_own_condition(mode):
+    trunk = randomised(wt.Transformer(DIM, 2, HEADS, adaln=True))
     lengths, c = (5, 2, 7, 2), noise(4, DIM, seed=9)
     tokens = batch(lengths)
-    out = trunk(tokens, kind=kind, condition=c).x
+    out = trunk(tokens, mode=mode, condition=c).x
     for i, n in enumerate(lengths):
         alone = trunk(batch([n], seed=i), condition=c[i : i + 1]).x[0]
         assert (out[i, :n] - alone).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["groups", "dense"])
-def test_packed_rows_are_modulated_by_segment(kind):
-    trunk = randomised(wt.Transformer(DIM, 2, HEADS, modulated=True))
+@pytest.mark.parametrize("mode", ["groups", "dense"])
+def test_packed_rows_are_modulated_by_segment(mode):
+    trunk = randomised(wt.Transformer(DIM, 2, HEADS, adaln=True))
     lengths, c = (5, 7, 2, 3, 4), noise(5, DIM, seed=9)
     tokens = batch(lengths)
     packed = tokens.pack(9)
     assert len(packed) < 5 and packed.layout.origin != tuple(range(5))
-    out = trunk(packed, kind=kind, condition=c).unpack().x
+    out = trunk(packed, mode=mode, condition=c).unpack().x
     assert (out - trunk(tokens, condition=c).x).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", [None, "groups", "dense"])
-def test_a_condition_for_each_token_and_what_padding_holds(kind):
-    trunk = randomised(wt.Transformer(DIM, 2, HEADS, modulated=True))
+@pytest.mark.parametrize("mode", [None, "groups", "dense"])
+def test_a_condition_for_each_token_and_what_padding_holds(mode):
+    trunk = randomised(wt.Transformer(DIM, 2, HEADS, adaln=True))
     tokens, c = batch((5, 2)), noise(2, DIM, seed=9)
     each = c[:, None].expand(2, 5, DIM).clone()
     each[1, 2:] = torch.nan
-    out = trunk(tokens, kind=kind, condition=each).x
+    out = trunk(tokens, mode=mode, condition=each).x
     assert (out - trunk(tokens, condition=c).x).abs().max() < 1e-5
 
 
 def test_recomputing_and_a_cache_change_nothing():
-    plain = randomised(wt.Transformer(DIM, 2, HEADS, modulated=True))
-    saving = wt.Transformer(DIM, 2, HEADS, modulated=True, checkpoint=True).train()
+    plain = randomised(wt.Transformer(DIM, 2, HEADS, adaln=True))
+    saving = wt.Transformer(DIM, 2, HEADS, adaln=True, config={"gradient_checkpointing": True}).train()
     saving.load_state_dict(plain.state_dict())
     tokens, c = wt.Tokens(noise(2, 6, DIM)).causal(), noise(2, DIM, seed=1)
     whole = plain(tokens, condition=c).x
@@ -140,14 +140,14 @@ def test_recomputing_and_a_cache_change_nothing():
 
 def test_off_by_default_and_refused_where_it_does_not_fit():
     plain = wt.Transformer(DIM, 1, HEADS)
-    assert not any("modulation" in k for k in plain.state_dict())
+    assert not any("adaln" in k for k in plain.state_dict())
     assert plain.blocks[0].norm1.weight is not None
-    with pytest.raises(ValueError, match="modulated=False and got one"):
+    with pytest.raises(ValueError, match="adaln=False and got a condition"):
         plain(wt.Tokens(noise(1, 2, DIM)), condition=noise(1, DIM))
-    trunk = wt.Transformer(DIM, 1, HEADS, modulated=True)
-    with pytest.raises(ValueError, match="modulated=True and got none"):
+    trunk = wt.Transformer(DIM, 1, HEADS, adaln=True)
+    with pytest.raises(ValueError, match="adaln=True and got no condition"):
         trunk(wt.Tokens(noise(1, 2, DIM)))
-    with pytest.raises(ValueError, match="one for each sample"):
+    with pytest.raises(ValueError, match="one per sample"):
         trunk(wt.Tokens(noise(2, 2, DIM)), condition=noise(3, DIM))
     with pytest.raises(ValueError, match="pre_norm"):
-        wt.Transformer(DIM, 1, HEADS, modulated=True, pre_norm=False)
+        wt.Transformer(DIM, 1, HEADS, adaln=True, config={"pre_norm": False})

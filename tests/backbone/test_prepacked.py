@@ -5,15 +5,15 @@ import torch
 from torch import nn
 
 import worldtokens as wt
-import worldtokens.backbone.packed as packing
-from worldtokens.backbone.packed import PackedLinear, packed, packed_linear
+from worldtokens.backbone import prepacked as module
+from worldtokens.backbone.prepacked import PrepackedLinear, prepacked, prepacked_linear
 
 NEEDS = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
 
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch):
-    monkeypatch.setattr(packing, "LEAST", 1)
+    monkeypatch.setattr(module, "MIN_WEIGHTS", 1)
 
 
 def trunk():
@@ -26,8 +26,8 @@ def trunk():
 def test_the_twin_gives_the_same_numbers_and_the_model_is_as_it_was(rows):
     own = trunk()
     names, kinds = list(own.state_dict()), [type(m) for m in own.modules()]
-    twin = packed(own, rows, 100)
-    assert twin is not own and any(isinstance(m, PackedLinear) for m in twin.modules())
+    twin = prepacked(own, rows, 100)
+    assert twin is not own and any(isinstance(m, PrepackedLinear) for m in twin.modules())
     assert list(own.state_dict()) == names and [type(m) for m in own.modules()] == kinds
     tokens = wt.Tokens(x=torch.randn(rows, 5, 64)).causal()
     with torch.inference_mode():
@@ -36,7 +36,7 @@ def test_the_twin_gives_the_same_numbers_and_the_model_is_as_it_was(rows):
         caches = own.cache(rows), own.cache(rows)
         for _ in range(3):
             one = wt.Tokens(x=torch.randn(rows, 1, 64), layout=wt.Layout.simple((1,) * rows, "causal"))
-            outs = [m(c.follow(one), cache=c).x for m, c in zip((own, twin), caches, strict=True)]
+            outs = [m(c.offset(one), cache=c).x for m, c in zip((own, twin), caches, strict=True)]
             assert (outs[0] - outs[1]).abs().max() < 1e-5
     own.train()
     own(tokens).x.sum().backward()  # and it learns on
@@ -58,16 +58,16 @@ def test_a_later_generation_sees_changed_weights():
 
 def test_where_it_does_not_apply_the_module_itself_is_given(monkeypatch):
     own = trunk()
-    assert packed(own, 1, 100) is own and packed(own, 64, 100) is own and packed(own, 8, 2) is own
-    monkeypatch.setattr(packing, "LEAST", 1 << 18)
-    assert packed(own, 8, 100) is own  # its maps are too small to gain
-    monkeypatch.setattr(packing, "LEAST", 1)
+    assert prepacked(own, 1, 100) is own and prepacked(own, 64, 100) is own and prepacked(own, 8, 2) is own
+    monkeypatch.setattr(module, "MIN_WEIGHTS", 1 << 18)
+    assert prepacked(own, 8, 100) is own  # its maps are too small to gain
+    monkeypatch.setattr(module, "MIN_WEIGHTS", 1)
     half = trunk().bfloat16()
-    assert packed(half, 8, 100) is half
+    assert prepacked(half, 8, 100) is half
     lstm = wt.Recurrent("lstm", 16, 1)
-    assert packed(lstm, 8, 100) is lstm
+    assert prepacked(lstm, 8, 100) is lstm
     with torch.autocast("cpu", torch.bfloat16):
-        assert packed(own, 8, 100) is own
+        assert prepacked(own, 8, 100) is own
 
 
 @NEEDS
@@ -75,11 +75,11 @@ def test_a_linear_map_that_someone_listens_to_is_left_alone():
     own = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     heard = []
     own[1].register_forward_hook(lambda *a: heard.append(1))
-    twin = packed(own, 4, 100)
-    assert isinstance(twin[0], PackedLinear) and twin[1] is own[1]
+    twin = prepacked(own, 4, 100)
+    assert isinstance(twin[0], PrepackedLinear) and twin[1] is own[1]
     twin(torch.randn(4, 8))
     assert heard
     x, weight, bias = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6)
     for rows in (1, 4):
-        out = packed_linear(weight, bias, rows, 100)(x)
+        out = prepacked_linear(weight, bias, rows, 100)(x)
         assert (out - nn.functional.linear(x, weight, bias)).abs().max() < 1e-5
