@@ -127,7 +127,7 @@ def readings(b: Bench) -> None:
             found = []
             for kind in (None, "dense"):
                 x = t.x.clone().requires_grad_()
-                out = trunk(t.replace(x=x), kind=kind).x
+                out = trunk(t.replace(x=x), mode=kind).x
                 out.square().mean().backward()
                 found.append((out.detach(), x.grad))
             gap = [float((p - q).abs().max() / q.abs().max()) for p, q in zip(*found, strict=True)]
@@ -139,7 +139,7 @@ def readings(b: Bench) -> None:
             if on_cpu:
                 continue
             fast, dense = (
-                b.seconds(lambda k=k, t=t, trunk=trunk: trunk(t, kind=k), 0.3) for k in (None, "dense")
+                b.seconds(lambda k=k, t=t, trunk=trunk: trunk(t, mode=k), 0.3) for k in (None, "dense")
             )
             b.say(what=f"{name}, {order}, window {window}: forward", ratio=dense / fast)
 
@@ -214,7 +214,7 @@ def clip(b: Bench) -> None:
 def language(b: Bench) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from worldtokens.tasks.language.documents import Piece, pack_pieces
+    from worldtokens.tasks.language.documents import Window, pack_windows
     from worldtokens.tasks.language.loss import IGNORE
 
     small = {"n_layer": 2, "n_embd": 64, "n_head": 2} if b.trial else {}
@@ -226,7 +226,7 @@ def language(b: Bench) -> None:
     theirs = theirs.to(b.device).train()
     ids = torch.randint(50257, (rows, length))
     last = torch.tensor([IGNORE])
-    batch = pack_pieces([Piece(row, torch.cat((row[1:], last))) for row in ids], length).to(b.device)
+    batch = pack_windows([Window(row, torch.cat((row[1:], last))) for row in ids], length).to(b.device)
     ids = ids.to(b.device)
 
     def our_loss():

@@ -38,7 +38,7 @@ def run(name: str, n: int):
 
         return sdpa
     trunk, tokens = made(n)
-    return lambda: trunk(tokens, kind="dense" if name == "dense" else None)
+    return lambda: trunk(tokens, mode="dense" if name == "dense" else None)
 
 
 def child(name: str, n: int) -> None:

@@ -101,7 +101,7 @@ def main() -> None:
 
     def padded():
         for b in batches:
-            trunk(image(b), kind="padded").pool("mean")
+            trunk(image(b), mode="padded").pool("mean")
 
     def timm():
         for b in theirs:
@@ -109,7 +109,7 @@ def main() -> None:
 
     with torch.no_grad():
         a = torch.cat([trunk(image(b).pack(ROW)).pool("mean") for b in batches])
-        b = torch.cat([trunk(image(b), kind="padded").pool("mean") for b in batches])
+        b = torch.cat([trunk(image(b), mode="padded").pool("mean") for b in batches])
         print(f"\nlargest difference between packed and padded: {float((a - b).abs().max()):.2g}")
         contenders = {"packed": packed, "padded": padded, "timm naflexvit": timm}
         took = {name: [] for name in contenders}

@@ -24,7 +24,7 @@ with tempfile.TemporaryDirectory() as folder:
     text = wt.TextTokenizer(vocabulary, dim=128, context=64, causal=False, end="<|endoftext|>")
     model = wt.Diffusion(
         {"image": wt.ImageTokenizer(192, patch=8, size=32, mean=(0.5,) * 3, std=(0.5,) * 3), "text": text},
-        trunk=wt.Transformer(192, 4, 3, modulated=True, cross=True, context_dim=128),
+        trunk=wt.Transformer(192, 4, 3, adaln=True, cross=True, context_dim=128),
         encoder=wt.Transformer(128, 2, 2),
         prediction="data",
     )

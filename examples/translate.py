@@ -26,7 +26,7 @@ if args.trunks == "transformer":
 else:
     encoder = wt.Recurrent("gru", 192, bidirectional=True, first_norm=True)
     if args.trunks == "additive":
-        decoder = wt.AdditiveDecoder(192, scoring=128, first_norm=True)
+        decoder = wt.AdditiveDecoder(192, attention_dim=128, first_norm=True)
     else:
         decoder = wt.Recurrent("gru", 192, cross=True, first_norm=True)
 

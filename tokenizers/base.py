@@ -88,7 +88,7 @@ class Tokenizer(Part):
         """
         b, n, _ = x.shape
         if torch.compiler.is_exporting():
-            layout = Layout((), order, open="whole" if lengths is None else "padded")
+            layout = Layout((), order, dynamic="full" if lengths is None else "padded")
         else:
             layout = Layout.simple((n,) * b if lengths is None else lengths, order)
         if layout.full(n):
