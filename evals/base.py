@@ -1,13 +1,13 @@
-"""What a quality check says: one line of the table of results, measured beside a baseline in the same run.
+"""`Result`: one figure of an evaluation next to its baseline, and the JSON files that store results.
 
-A check is a module of this room, `evals/<task>/<name>.py`, with
+An evaluation is a module `evals/<head>/<name>.py` with
 
-    ABOUT = "handwritten digits: ours beside a timm ViT of the same size"
-    def check(out: Path, scale: float = 1.0) -> list[Result]: ...
+    ABOUT = "handwritten digits: our ViT and a timm ViT of the same size"
+    def evaluate(out: Path, scale: float = 1.0) -> list[Result]: ...
 
-It trains on real data, trains its baseline on the same rows, writes what it makes (checkpoints, images) under `out`,
-and gives its results. `scale` below 1 shortens the training for a trial; such results are not kept.
-`worldtokens results NAME` runs it, keeps its results in `docs/results/<name>.json` and writes the table.
+It trains on real data, trains or computes its baseline on the same rows, writes checkpoints and figures under `out`, and
+returns its results. `scale` below 1 shortens the training for a trial; results of a trial are not stored.
+`worldtokens results NAME` runs it, stores its results in `docs/results/<name>.json` and writes the tables.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ class Result:
     """One figure of one task.
 
     Args:
-        task: what was learned, in a few words, e.g. ``"Classifier: handwritten digits"``.
+        task: the head and what it learns, e.g. ``"Classifier: handwritten digits"``. Results of one task, data and model
+            share a table.
         data: the set and its split, with counts, e.g. ``"digits, 4,000 train / 1,000 test"``.
-        size: the model in a few words, e.g. ``"192 wide, 6 deep, patch 4"``.
-        parameters: how many the model has.
+        size: the model in a few words, e.g. ``"dim 192, depth 6, patch 4"``.
+        parameters: number of parameters of the model.
         steps: optimizer steps.
-        minutes: of training ours.
+        minutes: processor time of training our model.
         metric: its name and unit, e.g. ``"top-1 %"``.
-        value: ours, on the test rows.
-        baseline: what stands beside it, e.g. ``"timm ViT, same recipe"``.
-        baseline_value: its figure.
+        value: our figure, on the test rows.
+        baseline: what it is compared with, e.g. ``"timm ViT, same recipe"``.
+        baseline_value: figure of the baseline.
         better: ``"higher"`` or ``"lower"``.
-        chance: what guessing gives, where that has a meaning.
-        note: what a reader must know to take the figure rightly.
+        chance: figure of a random guess, where that is defined.
+        note: what a reader needs to interpret the figure.
+        subset: the part of the test set that the figure is of, e.g. ``"questions of colour"``; empty: all of it.
     """
 
     task: str
@@ -53,6 +55,7 @@ class Result:
     better: str = "higher"
     chance: float | None = None
     note: str = ""
+    subset: str = ""
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):
@@ -60,27 +63,34 @@ class Result:
 
     @property
     def ahead(self) -> bool:
-        """Is ours better than the baseline?"""
-        return (self.value > self.baseline_value) == (self.better == "higher")
+        """Whether our figure is better than the baseline's."""
+        return self.value != self.baseline_value and (self.value > self.baseline_value) == (
+            self.better == "higher"
+        )
+
+    @property
+    def label(self) -> str:
+        """The metric, with its subset."""
+        return f"{self.metric}, {self.subset}" if self.subset else self.metric
 
 
 def save(path: Path, results: Sequence[Result], **facts: str) -> None:
-    """Keep a check's results as JSON, with facts about the run (date, machine, command)."""
+    """Store an evaluation's results as JSON, with facts about the run (date, machine, command)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**facts, "results": [dataclasses.asdict(r) for r in results]}
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load(path: Path) -> tuple[list[Result], dict[str, str]]:
-    """What `save` kept: the results, and the facts.
+    """Results and facts that `save` stored.
 
     Raises:
-        InputError: the file is not one of `save`'s.
+        InputError: the file was not written by `save`.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         return [Result(**r) for r in content.pop("results")], content
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise InputError(
-            f"{path} holds no results of a check ({e}): delete it and run the check again"
+            f"{path} holds no results of an evaluation ({e}): delete it and run the evaluation again"
         ) from e

@@ -1,4 +1,4 @@
-"""The least that a classifier has to beat: multinomial logistic regression on features that nobody learned."""
+"""Linear baseline of classifiers: multinomial logistic regression on fixed features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECAYS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
 
 class Linear:
-    """A fitted model: features are standardised as the training rows were, then one linear map."""
+    """Fitted model: features are standardised with the training rows' statistics, then mapped linearly."""
 
     def __init__(self, mean: Tensor, std: Tensor, weight: Tensor, bias: Tensor, decay: float) -> None:
         self.mean, self.std, self.weight, self.bias, self.decay = mean, std, weight, bias, decay
@@ -32,8 +32,8 @@ def fit(x: Tensor, y: Tensor, classes: int, decay: float) -> Linear:
     Args:
         x: (n, F) features.
         y: (n,) classes.
-        classes: how many.
-        decay: weight of the squared weights' sum, relative to the mean loss.
+        classes: number of classes.
+        decay: L2 penalty on the weights, relative to the mean loss.
     """
     x = x.double()
     mean, std = x.mean(0), x.std(0).clamp(min=1e-6)
@@ -53,47 +53,45 @@ def fit(x: Tensor, y: Tensor, classes: int, decay: float) -> Linear:
 
 
 def fit_best(x: Tensor, y: Tensor, x_val: Tensor, y_val: Tensor, classes: int) -> Linear:
-    """The decay of `DECAYS` that gives the lowest loss on the validation rows."""
+    """The model with the decay of `DECAYS` that has the lowest loss on the validation rows."""
     fitted = [fit(x, y, classes, decay) for decay in DECAYS]
     return min(fitted, key=lambda m: float(F.cross_entropy(m(x_val), y_val)))
 
 
-def figures(logits: Tensor, y: Tensor) -> dict[str, float]:
-    """`top1`, and `macro`: the mean over the classes present of each one's share of right answers."""
-    right = logits.argmax(-1) == y
+def accuracies(logits: Tensor, y: Tensor) -> dict[str, float]:
+    """`top1`: accuracy; `macro`: mean of the accuracies of the classes present."""
+    correct = logits.argmax(-1) == y
     return {
-        "top1": float(right.double().mean()),
-        "macro": sum(float(right[y == c].double().mean()) for c in y.unique()) / len(y.unique()),
+        "top1": float(correct.double().mean()),
+        "macro": sum(float(correct[y == c].double().mean()) for c in y.unique()) / len(y.unique()),
     }
 
 
 def pooled_mel(
-    sounds: Sequence[Any], sample_rate: int, n_mels: int, seconds: float, parts: int = 3
+    recordings: Sequence[Any], sample_rate: int, n_mels: int, seconds: float, parts: int = 3
 ) -> Tensor:
-    """Mean log-mel of each third of each sound.
+    """Mean log-mel of equal time spans (thirds by default) of each recording.
 
     Args:
-        sounds: as `AudioTokenizer.read` takes them.
-        sample_rate, n_mels, seconds: of the front-end that computes the spectra.
-        parts: how many parts, if not thirds.
+        recordings: sources that `AudioTokenizer.read` accepts.
+        sample_rate, n_mels, seconds: of the front-end that computes the spectrograms.
+        parts: number of equal time spans.
 
     Returns:
         (n, parts x n_mels).
     """
-    front, made = (
-        AudioTokenizer(8, sample_rate=sample_rate, n_mels=n_mels, seconds=seconds, positions="none"),
-        [],
-    )
-    for sound in sounds:
-        spectrum = front.features(front.collate([front.read(sound)]))[0][0]
-        edges = torch.linspace(0, len(spectrum), parts + 1).round().long().tolist()
-        # a sound of one or two frames has parts without any: they take the frame nearest
-        spans = [(min(a, len(spectrum) - 1), b) for a, b in itertools.pairwise(edges)]
-        made.append(torch.cat([spectrum[a : max(b, a + 1)].mean(0) for a, b in spans]))
-    return torch.stack(made)
+    front = AudioTokenizer(8, sample_rate=sample_rate, n_mels=n_mels, seconds=seconds, positions="none")
+    pooled = []
+    for recording in recordings:
+        spectrogram = front.features(front.collate([front.read(recording)]))[0][0]
+        edges = torch.linspace(0, len(spectrogram), parts + 1).round().long().tolist()
+        # a recording of one or two frames has empty spans: they take the nearest frame
+        spans = [(min(a, len(spectrogram) - 1), b) for a, b in itertools.pairwise(edges)]
+        pooled.append(torch.cat([spectrogram[a : max(b, a + 1)].mean(0) for a, b in spans]))
+    return torch.stack(pooled)
 
 
 def classes_of(rows: Sequence[Mapping], names: Sequence[str], label: str = "class") -> Tensor:
-    """(n,) numbers of the rows' classes."""
-    place = {name: i for i, name in enumerate(names)}
-    return torch.tensor([place[row[label]] for row in rows])
+    """(n,) class indices of the rows."""
+    index = {name: i for i, name in enumerate(names)}
+    return torch.tensor([index[row[label]] for row in rows])

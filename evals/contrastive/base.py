@@ -1,4 +1,4 @@
-"""What the checks of contrastive models share: things read once, the lines of results, and what leaving tokens out saves."""
+"""What evaluations of contrastive models share: cached reading, results per pair of modalities, speed with token dropout."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import torch
 
 from worldtokens.data.rows import Rows
 from worldtokens.evals.base import Result
-from worldtokens.evals.classification.base import percent
+from worldtokens.evals.training import parameter_count, percent
 from worldtokens.tasks.contrastive.model import CLIP
 from worldtokens.tokenizers.reduce.tokenizer import TokenReducer
-from worldtokens.training.data import Batches, Plan
+from worldtokens.training.data import Batches, BatchPlan
 from worldtokens.training.recipe import Recipe
 from worldtokens.training.settings import TrainReport, autocast_type
 
 
-class ReadOnce:
-    """Rows whose files are read once, each, into raw tensors; `audio` into (waveform, sample_rate).
+class CachedReader:
+    """Reads each file of some rows once, into raw tensors; `audio` into (waveform, sample_rate).
 
     Args:
-        model: whose front-ends read.
-        columns: of files.
+        model: its front-ends read the files.
+        columns: columns that hold files.
     """
 
     def __init__(self, model: CLIP, columns: Sequence[str]) -> None:
         self.fronts = {c: model.tokenizers[c] for c in columns}
-        self.known: dict[tuple[str, str], Any] = {}
+        self.cache: dict[tuple[str, str], Any] = {}
 
     def __call__(self, rows: Iterable[Mapping[str, Any]]) -> Rows:
         return Rows([{k: self._value(k, v) for k, v in row.items()} for row in rows])
@@ -41,23 +41,23 @@ class ReadOnce:
             return value
         if isinstance(value, list):
             return [self._value(column, v) for v in value]
-        if (column, value) not in self.known:
+        if (column, value) not in self.cache:
             front = self.fronts[column]
             raw = front.read(value)
             front = getattr(front, "tokenizer", front)
-            self.known[column, value] = (raw, front.sample_rate) if front.modality == "audio" else raw
-        return self.known[column, value]
+            self.cache[column, value] = (raw, front.sample_rate) if front.modality == "audio" else raw
+        return self.cache[column, value]
 
 
 def size_of(model: CLIP) -> str:
-    """The model in a few words."""
+    """The model's size in a few words."""
     trunks = list(model.trunk.values()) if isinstance(model.trunk, torch.nn.ModuleDict) else [model.trunk]
     cfg = trunks[0].cfg
-    how = "one trunk" if len(trunks) == 1 else f"{len(trunks)} trunks"
-    return f"{how}, {cfg.dim} wide, {cfg.depth} deep, for {' + '.join(model.columns)}"
+    count = "one Transformer" if len(trunks) == 1 else f"{len(trunks)} Transformers"
+    return f"{count} of dim {cfg.dim}, depth {cfg.depth} for {', '.join(model.columns)}"
 
 
-def pair_lines(
+def pair_results(
     model: CLIP,
     report: TrainReport,
     ours: Mapping[str, float],
@@ -66,69 +66,69 @@ def pair_lines(
     data: str,
     note: str = "",
 ) -> list[Result]:
-    """A line for each pair of columns: R@10, the mean of both ways."""
-    lines = []
+    """A result for each pair of columns: R@10, the mean of both directions."""
+    results = []
     for a, b in itertools.combinations(model.columns, 2):
-        ways = (f"{a}_to_{b}", f"{b}_to_{a}")
-        value, chance = (statistics.mean(ours[f"{w}/{k}@10"] for w in ways) for k in ("R", "chance"))
-        lines.append(
+        directions = (f"{a}_to_{b}", f"{b}_to_{a}")
+        value, chance = (statistics.mean(ours[f"{d}/{k}@10"] for d in directions) for k in ("R", "chance"))
+        results.append(
             Result(
-                task=f"{task}: {a} and {b}",
+                task=task,
                 data=data,
                 size=size_of(model),
-                parameters=sum(p.numel() for p in model.parameters()),
+                parameters=parameter_count(model),
                 steps=report.steps,
                 minutes=round(report.seconds / 60, 1),
-                metric="R@10 %, mean of both ways",
+                metric=f"R@10 %, mean of {a}-to-{b} and {b}-to-{a}",
                 value=percent(value),
-                baseline="regularised CCA of pooled raw features, this pair alone",
-                baseline_value=percent(statistics.mean(linear[f"{w}/R@10"] for w in ways)),
+                baseline="regularised CCA of pooled raw features, one model per pair",
+                baseline_value=percent(statistics.mean(linear[f"{d}/R@10"] for d in directions)),
                 chance=percent(chance),
                 note=note,
             )
         )
-    return lines
+    return results
 
 
-def speed_line(recipe: Recipe, rows: Rows, model: CLIP, steps: int, task: str) -> Result:
-    """Training samples/s with tokens left out as the recipe says, beside a twin that reads them all.
+def speed_result(recipe: Recipe, rows: Rows, model: CLIP, steps: int, task: str) -> Result:
+    """Training samples/s with the recipe's token dropout, and of the same model with all tokens kept.
 
-    Both take the same batches in turns, so that noise of the machine falls on both alike; seconds are processor time.
+    Both train on the same batches, interleaved, so that load of the machine affects both alike; seconds are processor time.
     """
     models = {}
-    for kind in ("some", "all"):
-        task_model, augment = recipe.build(rows)
-        for front in task_model.tokenizers.values():
+    for kind in ("reduced", "all"):
+        twin, augment = recipe.build(rows)
+        for front in twin.tokenizers.values():
             if kind == "all" and isinstance(front, TokenReducer):
                 front.keep = 1.0
-        models[kind] = task_model.train()
+        models[kind] = twin.train()
     optimizers = {k: torch.optim.AdamW(m.parameters(), 1e-4) for k, m in models.items()}
-    plan = Plan(len(rows), recipe.train.batch_size, seed=recipe.train.seed)
-    batches = iter(Batches(models["some"], rows, plan, augment))
+    plan = BatchPlan(len(rows), recipe.train.batch_size, seed=recipe.train.seed)
+    batches = iter(Batches(models["reduced"], rows, plan, augment))
     half = autocast_type(recipe.train.precision, torch.device("cpu"))
     seconds: dict[str, list[float]] = {k: [] for k in models}
-    for step in range(steps + 1):  # the first one is left out: new shapes
+    for step in range(steps + 1):  # the first one is not counted: it allocates
         batch = next(batches)[0]
         for kind in sorted(models, reverse=step % 2 == 0):
-            began = time.process_time()
+            start = time.process_time()
             with torch.autocast("cpu", half) if half else contextlib.nullcontext():
                 loss = models[kind].loss(batch)["loss"]
             loss.backward()
             optimizers[kind].step()
             optimizers[kind].zero_grad()
-            seconds[kind].append(time.process_time() - began)
-    rate = {k: round(recipe.train.batch_size / statistics.median(v[1:])) for k, v in seconds.items()}
+            seconds[kind].append(time.process_time() - start)
+    rates = {k: round(recipe.train.batch_size / statistics.median(v[1:])) for k, v in seconds.items()}
     shares = ", ".join(f"{n} {t.keep:g}" for n, t in model.tokenizers.items() if isinstance(t, TokenReducer))
     return Result(
-        task=f"{task}: tokens left out in training (FLIP)",
+        task=f"{task}, training speed with token dropout (FLIP)",
         data=f"{steps} batches of {recipe.train.batch_size}",
         size=size_of(model),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameter_count(model),
         steps=steps,
         minutes=round(sum(map(sum, seconds.values())) / 60, 1),
-        metric="training samples/s of one core",
-        value=rate["some"],
-        baseline="all tokens read",
-        baseline_value=rate["all"],
-        note=f"share kept: {shares}",
+        metric="training samples/s on one core",
+        value=rates["reduced"],
+        baseline="all tokens kept",
+        baseline_value=rates["all"],
+        note=f"share of tokens kept: {shares}",
     )

@@ -1,4 +1,4 @@
-"""Captions of images unlike any in training, beside the nearest image's caption and a model that sees none."""
+"""Captions of images of held-out objects; baselines: the nearest image's caption, and the same model without images."""
 
 from __future__ import annotations
 
@@ -11,117 +11,112 @@ from torch import Tensor
 
 from worldtokens.data import samples
 from worldtokens.evals.base import Result
-from worldtokens.evals.classification.base import percent, read_recipe, train_measured, train_recipe
+from worldtokens.evals.training import parameter_count, percent, read_recipe, train_measured, train_recipe
 from worldtokens.figures.attention import attention_figure
 from worldtokens.tasks.metrics.text import text_scores
 from worldtokens.tasks.seq2seq.model import EncoderDecoder
 
-ABOUT = "captions: names of held-out emoji and stamps, beside the nearest image's and a model without images"
+ABOUT = "captions of held-out emoji and stamps, compared with the nearest image's caption and a model without images"
 
 
-def check(out: Path, scale: float = 1.0) -> list[Result]:
-    """One training with and one without images on emoji, one on stamps; a figure of where words look in `out`."""
+def evaluate(out: Path, scale: float = 1.0) -> list[Result]:
+    """One training with and one without images on emoji, one on stamps; draws an attention figure into `out`."""
     results = []
     for source, title in (("emoji", "emoji"), ("stamps", "stamps (photos and drawings)")):
-        words = ["--data.train.source", source, "--data.validation.source", source]
+        overrides = ["--data.train.source", source, "--data.validation.source", source]
         recipe = read_recipe(
-            "caption_emoji", out / source, scale * (1.0 if source == "emoji" else 0.4), 0, *words
+            "caption_emoji", out / source, scale * (1.0 if source == "emoji" else 0.4), 0, *overrides
         )
-        rows, held = recipe.rows()
-        test = held_rows(source)
-        model, report = train_recipe(recipe, rows, held)
+        rows, validation = recipe.rows()
+        test = test_rows(source)
+        model, report = train_recipe(recipe, rows, validation)
         figures = model.evaluate(test)
-        exchanged = loss_with(model, exchange(test, "image"))
+        shuffled = loss_on(model, shuffle_column(test, "image"))
         nearest = text_scores(nearest_captions(rows, test), [model.references(r) for r in test])
         facts = {
-            "data": f"{title}, {len(rows):,} train / {len(test)} test, split by what is shown",
+            "task": f"Captioner: {title}",
+            "data": f"{source}, {len(rows):,} train / {len(test)} test, split by depicted object",
             "size": size(model),
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "parameters": parameter_count(model),
             "steps": report.steps,
             "minutes": round(report.seconds / 60, 1),
         }
-        beside = "caption of the nearest training image, by pixels"
         results += [
             Result(
-                task=f"Captioner: {title}",
                 metric="BLEU",
                 value=round(figures["bleu"], 1),
-                baseline=beside,
+                baseline="caption of the nearest training image by pixels",
                 baseline_value=round(nearest["bleu"], 1),
-                note=f"chrF {figures['chrf']:.1f} against {nearest['chrf']:.1f}; right word for word {percent(figures['exact'])} % "
-                f"against {percent(nearest['exact'])} %: what the test shows is not in training",
+                note=f"chrF {figures['chrf']:.1f}, baseline {nearest['chrf']:.1f}; exact match {percent(figures['exact'])} %, "
+                f"baseline {percent(nearest['exact'])} %: test objects do not occur in training",
                 **facts,
             ),
         ]
-        baseline, beside = exchanged, "the same model, images exchanged between rows"
+        baseline, baseline_value = "the same model with shuffled images", shuffled
         if source == "emoji":
             bare, augment = recipe.build(rows)
-            blind = read_recipe("caption_emoji", out / "blind", scale, 0, *words)
-            train_measured(bare, without(rows, "image"), None, blind, augment)
-            baseline, beside = (
-                loss_with(bare, without(test, "image")),
-                "the same model trained without images",
-            )
+            blind = read_recipe("caption_emoji", out / "blind", scale, 0, *overrides)
+            train_measured(bare, drop_column(rows, "image"), None, blind, augment)
+            baseline = "the same model trained without images"
+            baseline_value = loss_on(bare, drop_column(test, "image"))
             attention_figure(
                 model, [r["image"] for r in test[:: max(1, len(test) // 8)][:8]], out / "attention.png"
             )
         results.append(
             Result(
-                task=f"Captioner: {title}",
                 metric="loss, nats per token",
                 value=round(figures["loss"], 3),
-                baseline=beside,
-                baseline_value=round(baseline, 3),
+                baseline=baseline,
+                baseline_value=round(baseline_value, 3),
                 better="lower",
-                note=f"with images exchanged between rows {exchanged:.3f}",
+                note=f"with shuffled images {shuffled:.3f}" if source == "emoji" else "",
                 **facts,
             )
         )
     return results
 
 
-def held_rows(source: str, **options: Any) -> list[dict]:
-    """The test rows of a set that have a text, read."""
+def test_rows(source: str, **options: Any) -> list[dict]:
+    """Test rows of a data set that have a text."""
     rows = samples.open(source, split="test", **options)
     return [row for row in (rows[i] for i in range(len(rows))) if row.get("text")]
 
 
 def size(model: EncoderDecoder) -> str:
-    """An encoder-decoder in a few words."""
+    """Size of an encoder-decoder in a few words."""
     parts = []
     for name in ("encoder", "decoder"):
         part = getattr(model, name)
-        deep = f", {part.cfg.depth} deep" if hasattr(part, "cfg") else ""
-        kind = type(part).__name__
-        parts.append(f"{name} {kind} {part.dim} wide{deep}")
+        depth = f", depth {part.cfg.depth}" if hasattr(part, "cfg") else ""
+        parts.append(f"{name} {type(part).__name__} of dim {part.dim}{depth}")
     return "; ".join(parts)
 
 
-def without(rows: Sequence[Mapping], column: str) -> list[dict]:
-    """Rows that lack a column."""
+def drop_column(rows: Sequence[Mapping], column: str) -> list[dict]:
+    """The rows without a column."""
     return [{k: v for k, v in rows[i].items() if k != column} for i in range(len(rows))]
 
 
-def exchange(rows: Sequence[Mapping], column: str) -> list[dict]:
-    """Rows in which a column is another row's."""
+def shuffle_column(rows: Sequence[Mapping], column: str) -> list[dict]:
+    """The rows, with a column taken from another row."""
     shift = len(rows) // 2
     return [{**row, column: rows[(i + shift) % len(rows)][column]} for i, row in enumerate(rows)]
 
 
-def loss_with(model: EncoderDecoder, rows: Sequence[Mapping]) -> float:
-    """Nats an id on these rows, no answers written."""
-    kept, model.score = model.score, "loss"
+def loss_on(model: EncoderDecoder, rows: Sequence[Mapping]) -> float:
+    """Nats per token on these rows, without decoding."""
+    score, model.score = model.score, "loss"
     try:
         return model.evaluate(rows)["loss"]
     finally:
-        model.score = kept
+        model.score = score
 
 
 def nearest_captions(train: Sequence[Mapping], test: Sequence[Mapping]) -> list[str]:
-    """For each test image the first caption of the training image that is nearest in colour, 16 x 16 places."""
+    """For each test image the first caption of the training image with the nearest pixels, at 16 x 16."""
     from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
 
-    front = ImageTokenizer(dim=8, patch=16, size=64, draft=False)
+    front = ImageTokenizer(dim=8, patch=16, size=64, preprocess={"draft": False})
     known = [row for row in (train[i] for i in range(len(train))) if row.get("text")]
     a, b = (_pixels(front, rows) for rows in (known, test))
     texts = [known[i]["text"] for i in torch.cdist(b, a).argmin(1).tolist()]
@@ -129,7 +124,7 @@ def nearest_captions(train: Sequence[Mapping], test: Sequence[Mapping]) -> list[
 
 
 def _pixels(front: Any, rows: Sequence[Mapping]) -> Tensor:
-    """(n, 768): small images, flat."""
+    """(n, 768): images of 16 x 16 pixels, flattened."""
     small = []
     for row in rows:
         raw = front.read(row["image"])[None].float() / 255
