@@ -25,6 +25,7 @@ _HOME = {
     "DiscreteTokenizer": "tokenizers.discrete.tokenizer",
     "Encoder": "tasks.embedding.model",
     "FSQ": "tokenizers.discrete.quantize",
+    "ImagePreprocess": "tokenizers.image.preprocess",
     "ImageTokenizer": "tokenizers.image.tokenizer",
     "InputError": "errors",
     "LanguageModel": "tasks.language.model",
@@ -34,6 +35,7 @@ _HOME = {
     "OptimSettings": "training.optim",
     "PairTokenizer": "tokenizers.text.pairs",
     "Part": "parts",
+    "PatchEmbedConfig": "tokenizers.image.embedding",
     "ImageLM": "tasks.image_lm.model",
     "PointTokenizer": "tokenizers.points.tokenizer",
     "Projector": "backbone.projector",
@@ -73,7 +75,7 @@ _HOME = {
     "modality_id": "layout",
     "open_rows": "data.manifests",
     "pack": "tokens",
-    "resize_context": "pretrained.surgery.vocabulary",
+    "resize_context": "pretrained.surgery.context",
     "resize_images": "pretrained.surgery.resize",
     "retrieval_table": "tasks.metrics.retrieval",
     "adapt_tokenizer": "pretrained.surgery.adapt",
@@ -127,10 +129,11 @@ if TYPE_CHECKING:
     from worldtokens.pretrained.hf.load import from_hf
     from worldtokens.pretrained.open_clip.load import from_open_clip
     from worldtokens.pretrained.surgery.adapt import adapt_tokenizer
+    from worldtokens.pretrained.surgery.context import resize_context
     from worldtokens.pretrained.surgery.freeze import freeze, unfreeze
     from worldtokens.pretrained.surgery.lora import merge_lora
     from worldtokens.pretrained.surgery.resize import resize_images
-    from worldtokens.pretrained.surgery.vocabulary import grow_vocabulary, resize_context, shrink_vocabulary
+    from worldtokens.pretrained.surgery.vocabulary import grow_vocabulary, shrink_vocabulary
     from worldtokens.pretrained.timm.load import from_timm
     from worldtokens.tasks.base import Task
     from worldtokens.tasks.classification.model import Classifier
@@ -151,6 +154,8 @@ if TYPE_CHECKING:
     from worldtokens.tokenizers.base import Batch, Tokenizer
     from worldtokens.tokenizers.discrete.quantize import FSQ, VectorQuantizer
     from worldtokens.tokenizers.discrete.tokenizer import DiscreteTokenizer
+    from worldtokens.tokenizers.image.embedding import PatchEmbedConfig
+    from worldtokens.tokenizers.image.preprocess import ImagePreprocess
     from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
     from worldtokens.tokenizers.latents.tokenizer import LatentTokenizer
     from worldtokens.tokenizers.points.tokenizer import PointTokenizer

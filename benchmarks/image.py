@@ -57,7 +57,10 @@ def rounds(contenders: dict, files: list[Path], n: int) -> dict[str, float]:
 
 
 def files_to_tensors(args: argparse.Namespace, files: list[Path]) -> None:
-    fast, exact = wt.ImageTokenizer(8, size=args.size), wt.ImageTokenizer(8, size=args.size, draft=False)
+    fast, exact = (
+        wt.ImageTokenizer(8, size=args.size),
+        wt.ImageTokenizer(8, size=args.size, preprocess={"draft": False}),
+    )
     native = wt.ImageTokenizer(8, size=None, max_tokens=196)
     transform = open_clip.image_transform(args.size, is_train=False)
     scale, shift = torch.tensor(fast.std)[:, None, None] * 255, torch.tensor(fast.mean)[:, None, None] * 255

@@ -23,7 +23,7 @@ if args.speech:
         dim=128, sample_rate=11025, n_mels=40, stem="patches", patch=(6, 40), seconds=6.0
     )
 else:
-    front = wt.ImageTokenizer(dim=128, patch=16, size=64, draft=False)
+    front = wt.ImageTokenizer(dim=128, patch=16, size=64, preprocess={"draft": False})
 
 model = wt.Captioner(
     {column: front, "text": text},

@@ -21,7 +21,9 @@ test = wt.samples.open("stamps", split="test", languages=("en", "fr", "es", "ru"
 
 dim = 192
 front_ends = {  # a line for each modality; in training a part of its tokens is left out at random
-    "image": wt.TokenReducer(wt.ImageTokenizer(dim, patch=16, size=64, resize="pad"), keep=0.6),
+    "image": wt.TokenReducer(
+        wt.ImageTokenizer(dim, patch=16, size=64, preprocess={"resize": "pad"}), keep=0.6
+    ),
     "text": wt.TokenReducer(
         wt.TextTokenizer.train(train.texts(), 800, dim, context=96, causal=False), keep=0.85
     ),

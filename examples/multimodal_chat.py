@@ -19,7 +19,7 @@ train, test = (wt.samples.open("emoji_questions", split=side) for side in ("trai
 text = wt.TextTokenizer.train(train.texts(), vocab_size=1500, dim=128, context=96)
 model = wt.MultimodalLM(
     wt.LanguageModel(text, wt.Transformer(dim=128, depth=3, heads=4, rope=1)),
-    tokenizers={"image": wt.ImageTokenizer(dim=128, patch=16, size=64, draft=False)},
+    tokenizers={"image": wt.ImageTokenizer(dim=128, patch=16, size=64, preprocess={"draft": False})},
     encoders={"image": wt.Transformer(dim=128, depth=3, heads=4, rope=2)},
     projectors={"image": wt.Projector(dim=128)},
     chat_template="{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A:"

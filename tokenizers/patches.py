@@ -21,7 +21,7 @@ from worldtokens.errors import InputError
 
 # how a learned table of positions is stretched: with anti-aliasing by a cubic (timm) or a triangle (SigLIP 2), by the cubic
 # over the square of the longer side (timm's "par"), or by a cubic without anti-aliasing (transformers)
-STRETCHES = ("bicubic", "bilinear", "bicubic_square", "plain")
+POSITION_INTERPOLATIONS = ("bicubic", "bilinear", "bicubic_aspect", "bicubic_no_antialias")
 
 
 def sides(value: int | Sequence[int], n: int, name: str) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ def resample_positions(table: Tensor, grid: Sequence[int], how: str = "bicubic")
     Args:
         table: (rows, columns, D).
         grid: the rows and columns wanted.
-        how: of `STRETCHES`.
+        how: of `POSITION_INTERPOLATIONS`.
 
     Returns:
         (rows, columns, D) in the table's type.
@@ -153,11 +153,11 @@ def resample_positions(table: Tensor, grid: Sequence[int], how: str = "bicubic")
         return table
     # Not F.interpolate on the table: as of torch 2.14 its anti-aliased form gives wrong values on the CPU when the
     # result is one column wide, which a narrow image is. Each axis by itself is right.
-    weights = [w.to(table.device) for w in stretch_weights(grid, table.shape[:2], how, known)]
+    weights = [w.to(table.device) for w in interpolation_weights(grid, table.shape[:2], how, known)]
     return torch.einsum("yi,xj,ijd->yxd", *weights, table.float()).to(table.dtype)
 
 
-def stretch_weights(
+def interpolation_weights(
     grid: Sequence[int], old: Sequence[int], how: str = "bicubic", known: bool = True
 ) -> tuple[Tensor, Tensor]:
     """How much each row, and each column, of a table counts in each of a grid's: (new, old) float32 each (CPU).
@@ -165,10 +165,10 @@ def stretch_weights(
     Args:
         grid: rows and columns wanted.
         old: the table's.
-        how: of `STRETCHES`.
+        how: of `POSITION_INTERPOLATIONS`.
         known: False where the sides are those of a graph that is being exported.
     """
-    mode = how.removesuffix("_square")
+    mode = how.removesuffix("_aspect")
     weigh = axis_weights if known else filter_weights
     if mode == how or (known and tuple(grid) == tuple(old)):
         y, x = (weigh(n, o, mode) for n, o in zip(grid, old, strict=True))
@@ -189,15 +189,17 @@ def axis_weights(new: int, old: int, how: str = "bicubic") -> Tensor:
     # no gradient and no inference flag may stick to a cached tensor
     with torch.inference_mode(False), torch.no_grad():
         eye = torch.eye(old)[None, None]
-        return F.interpolate(eye, size=(new, old), mode=mode, antialias=how != "plain")[0, 0].clone()
+        return F.interpolate(eye, size=(new, old), mode=mode, antialias=how != "bicubic_no_antialias")[
+            0, 0
+        ].clone()
 
 
 def filter_weights(new: int | torch.SymInt, old: int, how: str = "bicubic") -> Tensor:
     """`axis_weights` by its formula, which a graph can hold that is exported for any `new`: a triangle or Catmull-Rom's
-    cubic, widened where places grow fewer; for ``"plain"`` the cubic whose slope is -0.75, at its own width."""
+    cubic, widened where places grow fewer; for ``"bicubic_no_antialias"`` the cubic whose slope is -0.75, at its own width."""
     ratio = old / new
     middle = (torch.arange(new, dtype=torch.float32) + 0.5) * ratio  # of each new place, in old ones
-    if how == "plain":
+    if how == "bicubic_no_antialias":
         taps = (middle - 0.5).floor()[:, None] + torch.arange(
             -1, 3
         )  # the four old places around each new one

@@ -84,7 +84,7 @@ def draw_image(panel: Panel, s: Seen) -> str:
     t, raw = s.tokenizer, _pixels(s.raw)
     (ph, pw), (rows, columns) = t.patch, s.grid
     h, w = rows * ph, columns * pw
-    tall, wide = t.scaled(*raw.shape[:2])  # the whole image at the scale of the patches
+    tall, wide = t.resized_size(*raw.shape[:2])  # the whole image at the scale of the patches
     if t.size is None:
         top = left = 0
         inside = _pixels(unpatchify(s.batch["patches"], t.patch, s.grid)[0])

@@ -1,14 +1,15 @@
-"""Another image size or patch size for a trained model: position tables and patch kernels resized."""
+"""Another image size or patch size for a trained model: interpolate position embeddings, resize patch embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from worldtokens.errors import InputError
-from worldtokens.pretrained.surgery.replace import find_front, remake
+from worldtokens.pretrained.surgery.replace import find_front, rebuild
 from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
 from worldtokens.tokenizers.patches import axis_weights, grid_of, resample_positions, sides
 
@@ -20,56 +21,60 @@ def resize_images(
     column: str | None = None,
     max_tokens: int | None = None,
 ) -> nn.Module:
-    """Let a model read images of another size, or cut them into other patches.
+    """Change the image size or patch size of a model.
 
-    The position table is stretched to the new grid in the front-end's own way (`stretch`), by default bicubic with
-    anti-aliasing as timm's `resample_abs_pos_embed`; class token and registers have no place in it and stay. The patch
-    kernel is resized by the pseudo-inverse of resizing images (FlexiViT, Beyer et al. 2023), so that an image enlarged
-    as the patch was gives the same tokens.
+    Position embeddings are interpolated to the new grid as the front-end does (`PatchEmbedConfig.interpolation`), by
+    default bicubic with anti-aliasing as timm's `resample_abs_pos_embed`; class token and registers stay. The patch kernel
+    is resized by the pseudo-inverse of image resizing (FlexiViT, Beyer et al. 2023), so an image enlarged with its patches
+    gives the same tokens.
 
-    A trunk that turns by positions (RoPE) sees those of the new grid, unless the front-end was built with `span`.
+    RoPE uses the positions of the new grid, unless the front-end was built with `span`.
 
     Args:
         model: a task, an `Encoder` or an `ImageTokenizer`; changed in place, before an optimizer is made.
-        size: side in pixels, or (height, width); None: native aspect, each image as many patches as it needs.
+        size: side in pixels, or (height, width); None: native aspect, any number of patches.
         patch: side of a patch in pixels, or (height, width).
-        column: the front-end's, where the model has several.
-        max_tokens: the most patches of an image in native aspect.
+        column: name of the front-end, needed if there are several.
+        max_tokens: maximum number of patches of an image in native aspect.
 
     Returns:
         The model.
 
     Raises:
-        InputError: the model reads no images, or a size is out of range.
+        InputError: the model has no image front-end, or a size is out of range.
     """
     front = find_front(model, ImageTokenizer, column)
     patch = front.patch if patch == "same" else sides(patch, 2, "patch")
     size = front.size if isinstance(size, str) and size == "same" else size
     size = None if size is None else sides(size, 2, "size")
-    changes = {"size": size, "patch": patch, "position_grid": None}
+    changes, grid = {"size": size, "patch": patch}, None
     if max_tokens is not None:
         changes["max_tokens"] = max_tokens
     if size is None:
-        changes |= {"position_grid": front.position_grid, "crop": 1.0}
+        grid = front.position_grid
+        changes["preprocess"] = replace(front.preprocess, crop_pct=1.0)
     elif front.size is not None and front.position_grid != grid_of(front.size, front.patch):
-        changes["position_grid"] = front.position_grid  # a table of its own size is stretched in each batch
+        grid = front.position_grid  # a table of its own size is interpolated in each batch
+    changes["embedding"] = replace(front.embedding, position_grid=grid)
     weight = front.proj.weight.detach().unflatten(1, (3, *front.patch))
     tensors = {"proj.weight": resize_kernel(weight, patch).flatten(1)}
     if front.pos_embed is not None:
-        grid = changes["position_grid"] or grid_of(size, patch)
-        tensors["pos_embed"] = resample_positions(front.pos_embed.detach(), grid, front.stretch)
-    remake(front, changes, tensors)
+        grid = grid or grid_of(size, patch)
+        tensors["pos_embed"] = resample_positions(
+            front.pos_embed.detach(), grid, front.embedding.interpolation
+        )
+    rebuild(front, changes, tensors)
     return model
 
 
 def resize_kernel(weight: Tensor, size: Sequence[int]) -> Tensor:
-    """A patch kernel for patches of another size, as timm's `resample_patch_embed`: (D, C, h, w) -> (D, C, *size).
+    """Resize a patch kernel, as timm's `resample_patch_embed`: (D, C, h, w) -> (D, C, *size).
 
-    Resizing a patch is a matrix B = By (x) Bx, so the kernel that gives the same products with enlarged patches is
-    pinv(B^T) w, and the pseudo-inverse of a Kronecker product is the product of the pseudo-inverses.
+    Resizing a patch is a matrix B = By (x) Bx. The kernel with the same products on enlarged patches is pinv(B^T) w, and
+    the pseudo-inverse of a Kronecker product is the product of the pseudo-inverses.
 
     Raises:
-        InputError: the kernel is not of four axes.
+        InputError: the kernel does not have four axes.
     """
     if weight.ndim != 4:
         raise InputError(f"a patch kernel is {tuple(weight.shape)}, expected (D, C, height, width)")

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers as front-end, trunk and head: the same numbers from the same weights (see `timm_vit`)."""
+"""Conversion of timm's Vision Transformers with parity of outputs; see `timm/vit.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from worldtokens.errors import InputError
 from worldtokens.parts import load_strictly
 from worldtokens.pretrained import mapping
-from worldtokens.pretrained.timm.vit import read_vit
+from worldtokens.pretrained.timm.vit import convert_vit
 from worldtokens.tasks.classification.model import Classifier
 
 RESIZE = {"center": "crop", "squash": "squash"}
@@ -25,50 +25,51 @@ def from_timm(
     architecture: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Classifier:
-    """A ViT of timm as a `Classifier` with equal outputs, its preprocessing included.
+    """Load a ViT of timm as a `Classifier` with equal outputs, preprocessing included.
 
     Args:
-        source: a published name (``"vit_small_patch16_224.augreg_in21k"``, ``"hf-hub:..."``), a folder that timm saved,
-            a file of weights, or a live model of timm.
-        pretrained: for a name: download its weights. False: random ones, without network.
-        architecture: for a file: the name that it belongs to.
-        options: what `timm.create_model` takes beside the name, e.g. ``{"img_size": 384}``; the classes of a file are
-            counted from its head.
+        source: a published name (``"vit_small_patch16_224.augreg_in21k"``, ``"hf-hub:..."``), a folder saved by
+            timm, a file of weights, or a live model of timm.
+        pretrained: for a name: download the weights. False: random weights, without network.
+        architecture: for a file: name of its architecture.
+        options: further arguments of `timm.create_model`, e.g. ``{"img_size": 384}``; the number of classes of a file
+            is that of its head.
 
     Returns:
-        The model in eval mode, on the CPU, float32. A `NaFlexVit` keeps an image's aspect. A model of timm without head gives one with ``classes=0``. Dropout
-        is not carried, stochastic depth is.
+        The model in eval mode, on the CPU, float32. A `NaFlexVit` uses native aspect. Without a head, ``classes=0``. Dropout
+        is not converted, stochastic depth is.
 
     Raises:
-        InputError: the source cannot be found, or is an architecture, a setting or a weight that is not supported; named.
+        InputError: the source is not found, or an architecture, setting or weight is not supported; named.
     """
     model, name = _open(source, pretrained, architecture, dict(options or {}))
     import timm
 
     data = timm.data.resolve_data_config(model=model)
-    look = {k: data[k] for k in ("mean", "std", "interpolation")}
+    settings = {k: tuple(data[k]) for k in ("mean", "std")}
+    resize = {"interpolation": data["interpolation"], "draft": False}
     if type(model).__name__ == "NaFlexVit":
-        # as many patches as the square it was trained around has
+        # the number of patches of the square training size
         patch, sides = model.embeds.patch_size, data["input_size"][1:]
-        look["max_tokens"] = math.prod(s // p for s, p in zip(sides, patch, strict=True))
+        settings["max_tokens"] = math.prod(s // p for s, p in zip(sides, patch, strict=True))
     elif data["crop_mode"] in RESIZE:
-        look |= {"crop": data["crop_pct"], "resize": RESIZE[data["crop_mode"]]}
+        resize |= {"crop_pct": data["crop_pct"], "resize": RESIZE[data["crop_mode"]]}
     else:
         raise InputError(f"{name}: crop_mode {data['crop_mode']!r}, expected 'center' or 'squash'")
-    tower = read_vit(model, name, look)
+    tower = convert_vit(model, name, settings, resize)
     cfg = getattr(model, "pretrained_cfg", None) or {}
-    named = cfg.get("label_names") if hasattr(cfg, "get") else None
-    classes = list(named) if named and len(named) == model.num_classes else model.num_classes
+    labels = cfg.get("label_names") if hasattr(cfg, "get") else None
+    classes = list(labels) if labels and len(labels) == model.num_classes else model.num_classes
     ours = Classifier(tower.front, tower.trunk, classes, tower.pool, tower.pool_norm)
-    places = {"front.": "tokenizers.image."}
-    mapping.fill(ours, mapping.placed(tower.weights, places), name)
+    prefixes = {"front.": "tokenizers.image."}
+    mapping.load_weights(ours, mapping.replace_prefixes(tower.weights, prefixes), name)
     return ours.eval()
 
 
 def _open(
     source: str | Path | nn.Module, pretrained: bool, architecture: str | None, options: dict[str, Any]
 ) -> tuple[nn.Module, str]:
-    """A live model of timm, and what to call it in errors."""
+    """A live model of timm, and its name for errors."""
     import timm
 
     if isinstance(source, nn.Module):
@@ -76,7 +77,7 @@ def _open(
     path = Path(source)
     if path.is_file():
         if architecture is None:
-            raise InputError(f"{path} is a file of weights alone: name its model with architecture=")
+            raise InputError(f"{path} is a file of weights: name its model with architecture=")
         weights = mapping.read_weights(path)
         if "head.weight" in weights:
             options.setdefault("num_classes", len(weights["head.weight"]))
@@ -90,8 +91,10 @@ def _open(
 
 def _create(timm: Any, name: str, options: dict[str, Any], pretrained: bool) -> nn.Module:
     if ":" not in name and not timm.is_model(name.partition(".")[0]):
-        near = difflib.get_close_matches(name, timm.list_models(), 3)
-        raise InputError(f"timm has no model {name!r}, and there is no such file or folder; near it: {near}")
+        close = difflib.get_close_matches(name, timm.list_models(), 3)
+        raise InputError(
+            f"timm has no model {name!r}, and there is no such file or folder; close names: {close}"
+        )
     try:
         return timm.create_model(name, pretrained=pretrained, **options)
     except (RuntimeError, TypeError, ValueError, OSError, KeyError, AssertionError) as e:

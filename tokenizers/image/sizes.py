@@ -1,4 +1,4 @@
-"""How large an image becomes in a front-end that takes its own aspect: sizes in pixels, from a budget of patches."""
+"""Image sizes of a front-end with native aspect: pixels, from a budget of patches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worldtokens.tokenizers.patches import grid_of
 
 
 def native_size(height: int, width: int, patch: tuple[int, int], max_tokens: int) -> tuple[int, int]:
-    """The largest (height, width), not above the image's, of its aspect that `max_tokens` patches cover.
+    """The largest (height, width) of this aspect, at most the image's own, that `max_tokens` patches cover.
 
     Of all scales at which ceil(height / ph) * ceil(width / pw) stays within the budget, the largest one puts a side on
     a patch border, so it is the best over the number of rows. Sides are then rounded to whole pixels, at least 1.
@@ -29,8 +29,11 @@ def native_size(height: int, width: int, patch: tuple[int, int], max_tokens: int
 
 
 def full_size(height: int, width: int, patch: tuple[int, int], max_tokens: int) -> tuple[int, int]:
-    """The (height, width), whole patches, that uses the budget up: scaled up or down, then each side filled up to the next
-    patch border. The numbers of timm's `get_image_size_for_seq`, whose search by halving is followed."""
+    """The (height, width) in whole patches that uses the budget up.
+
+    The image is scaled up or down, then each side is extended to the next patch border. Equals timm's
+    `get_image_size_for_seq`, whose bisection is followed.
+    """
 
     def grid(scale: float) -> tuple[int, int]:
         rows, columns = (math.ceil(s * scale / p) for s, p in zip((height, width), patch, strict=True))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import worldtokens as wt
 from worldtokens.testing import check_tokenizer
-from worldtokens.tokenizers.image.tokenizer import native_size
+from worldtokens.tokenizers.image.sizes import native_size
 from worldtokens.tokenizers.patches import resample_positions, sincos_positions
 
 
@@ -45,7 +45,9 @@ def raws(t, sizes=((40, 64), (64, 40), (16, 16), (90, 30), (1, 1), (7, 200))):
 @pytest.mark.parametrize("size", [224, 96, (64, 128), (128, 64)])
 @pytest.mark.parametrize("resize, mode", [("crop", "shortest"), ("squash", "squash"), ("pad", "longest")])
 def test_pixels_are_those_of_open_clip(size, resize, mode):
-    t = wt.ImageTokenizer(8, size=size, resize=resize, draft=False, background=(7, 7, 7))
+    t = wt.ImageTokenizer(
+        8, size=size, preprocess={"resize": resize, "draft": False, "background": (7, 7, 7)}
+    )
     reference = image_transform_v2(PreprocessCfg(size=size, resize_mode=mode, fill_color=7), is_train=False)
     scale, shift = torch.tensor(t.std)[:, None, None], torch.tensor(t.mean)[:, None, None]
     for im in pictures():
@@ -60,7 +62,9 @@ def test_pixels_are_those_of_open_clip(size, resize, mode):
 
 
 def test_normalised_pixels_are_those_of_open_clips_named_model():
-    t = wt.ImageTokenizer(3 * 16 * 16, draft=False, positions="none", bias=False)
+    t = wt.ImageTokenizer(
+        3 * 16 * 16, preprocess={"draft": False}, positions="none", embedding={"bias": False}
+    )
     torch.nn.init.eye_(t.proj.weight)  # tokens are now the normalised pixels themselves
     im = photograph()
     expected = F.unfold(open_clip.image_transform(224, is_train=False)(im)[None], 16, stride=16).transpose(
@@ -72,8 +76,8 @@ def test_normalised_pixels_are_those_of_open_clips_named_model():
 def test_inception_normalisation_and_other_filters():
     im = photograph()
     for name, number in (("bilinear", 2), ("lanczos", 1), ("nearest", 0)):
-        t = wt.ImageTokenizer(48, patch=4, size=(32, 32), resize="squash", interpolation=name, mean=(0.5,) * 3,
-                              std=(0.5,) * 3, positions="none", bias=False)  # fmt: skip
+        t = wt.ImageTokenizer(48, patch=4, size=(32, 32), preprocess={"resize": "squash", "interpolation": name}, mean=(0.5,) * 3,
+                              std=(0.5,) * 3, positions="none", embedding={"bias": False})  # fmt: skip
         torch.nn.init.eye_(t.proj.weight)
         x = torch.from_numpy(np.array(im.resize((32, 32), number))).permute(2, 0, 1)[None] / 127.5 - 1
         assert (t.tokens([im]).x - F.unfold(x, 4, stride=4).transpose(1, 2)).abs().max() < 1e-5
@@ -94,7 +98,7 @@ def large():
 
 def test_draft_decoding_changes_little_and_can_be_switched_off():
     source = jpeg(large())
-    fast, exact = wt.ImageTokenizer(8), wt.ImageTokenizer(8, draft=False)
+    fast, exact = wt.ImageTokenizer(8), wt.ImageTokenizer(8, preprocess={"draft": False})
     small, whole = fast.read(source), exact.read(source)
     assert whole.shape == (3, 3600, 3072)
     assert small.shape == (3, 900, 768), "a quarter: both sides at least twice 224"
@@ -193,7 +197,7 @@ def test_other_shapes_get_their_positions_by_interpolation(positions, hw):
 
 
 def test_a_padded_picture_has_no_token_where_there_is_only_background():
-    t = wt.ImageTokenizer(8, patch=16, size=64, resize="pad", background=(0, 255, 0))
+    t = wt.ImageTokenizer(8, patch=16, size=64, preprocess={"resize": "pad", "background": (0, 255, 0)})
     wide, tall, square = raws(t, [(32, 128), (128, 20), (64, 64)])
     batch = t.collate([wide, tall, square])
     assert (batch["pixels"][0, :, :16] == torch.tensor([0, 255, 0], dtype=torch.uint8)[:, None, None]).all()
@@ -211,8 +215,8 @@ def test_a_padded_picture_has_no_token_where_there_is_only_background():
 
 
 def test_one_pixel_sides_and_extreme_shapes():
-    for t in (wt.ImageTokenizer(8, size=32), wt.ImageTokenizer(8, size=32, resize="pad"),
-              wt.ImageTokenizer(8, size=32, resize="squash"), wt.ImageTokenizer(8, size=None, max_tokens=9)):  # fmt: skip
+    for t in (wt.ImageTokenizer(8, size=32), wt.ImageTokenizer(8, size=32, preprocess={"resize": "pad"}),
+              wt.ImageTokenizer(8, size=32, preprocess={"resize": "squash"}), wt.ImageTokenizer(8, size=None, max_tokens=9)):  # fmt: skip
         tokens = t(t.collate(raws(t, [(1, 1), (1, 3000), (3000, 1), (1, 16), (17, 1)])))
         assert bool(tokens.x.isfinite().all()) and bool(tokens.valid[:, 0].all())
         assert tokens.shape[1] <= 9
@@ -244,7 +248,9 @@ def test_native_size_is_the_largest_that_fits_and_keeps_the_aspect(h, w, n, ph, 
 
 
 def test_native_pixels_within_the_budget_are_untouched():
-    t = wt.ImageTokenizer(3 * 64, patch=8, size=None, max_tokens=64, positions="none", bias=False)
+    t = wt.ImageTokenizer(
+        3 * 64, patch=8, size=None, max_tokens=64, positions="none", embedding={"bias": False}
+    )
     torch.nn.init.eye_(t.proj.weight)
     (raw,) = raws(t, [(24, 40)])
     tokens = t(t.collate([raw]))
@@ -280,7 +286,7 @@ def test_native_equals_the_plain_tensor_path():
 
 
 def test_native_positions_of_a_grid_with_equal_count_but_another_shape():
-    t = wt.ImageTokenizer(24, patch=8, size=None, max_tokens=16, position_grid=(2, 8))
+    t = wt.ImageTokenizer(24, patch=8, size=None, max_tokens=16, embedding={"position_grid": (2, 8)})
     bare = wt.ImageTokenizer(24, patch=8, size=None, max_tokens=16, positions="none")
     bare.load_state_dict(t.state_dict(), strict=False)
     batch = t.collate(raws(t, [(32, 32), (16, 64)]))
@@ -295,11 +301,11 @@ SETTINGS = {
     "fixed": {"size": 32},
     "fixed, class token": {"size": (32, 48), "class_token": True},
     "fixed, sin-cos": {"size": 32, "positions": "sincos"},
-    "fixed, a remainder": {"size": (30, 41), "resize": "squash"},
-    "padded": {"size": 64, "resize": "pad"},
+    "fixed, a remainder": {"size": (30, 41), "preprocess": {"resize": "squash"}},
+    "padded": {"size": 64, "preprocess": {"resize": "pad"}},
     "native": {"size": None, "max_tokens": 30},
     "native, class token": {"size": None, "max_tokens": 30, "class_token": True},
-    "native, sin-cos": {"size": None, "max_tokens": 30, "positions": "sincos", "bias": False},
+    "native, sin-cos": {"size": None, "max_tokens": 30, "positions": "sincos", "embedding": {"bias": False}},
 }
 
 
@@ -314,9 +320,13 @@ def test_the_contract_of_front_ends(name):
 
 @pytest.mark.parametrize("given, says", [
     ({"patch": 0}, "patch is 0"), ({"size": (1, 2, 3)}, "size is"), ({"max_tokens": 0}, "max_tokens is 0"),
-    ({"interpolation": "cubic"}, "one of nearest"), ({"resize": "stretch"}, "one of crop"),
-    ({"positions": "rope"}, "one of learned"), ({"background": (0, 0, 256)}, "background is"),
-    ({"std": (1, 1, 0)}, "above 0"), ({"mean": (1, 1)}, "three numbers"), ({"position_grid": 0}, "position_grid"),
+    ({"preprocess": {"interpolation": "cubic"}}, "one of nearest"), ({"preprocess": {"resize": "stretch"}}, "one of crop"),
+    ({"positions": "rope"}, "one of learned"), ({"preprocess": {"background": (0, 0, 256)}}, "background is"),
+    ({"std": (1, 1, 0)}, "above 0"), ({"mean": (1, 1)}, "three numbers"), ({"embedding": {"position_grid": 0}}, "position_grid"),
+    ({"embedding": {"interpolation": "area"}}, "one of bicubic"), ({"embedding": {"span": 0}}, "span is 0"),
+    ({"embedding": {"centred": True}}, "set span="), ({"preprocess": {"crop_pct": 0}}, "above 0 to 1"),
+    ({"preprocess": {"resize": "full"}}, "size=None"), ({"preprocess": {"crop": 0.9}}, r"unknown keys \['crop'\]"),
+    ({"embedding": 7}, "embedding is a int"),
 ])  # fmt: skip
 def test_a_setting_out_of_range_is_named(given, says):
     with pytest.raises(wt.InputError, match=says):
@@ -329,7 +339,7 @@ def test_what_is_no_batch_of_pictures_is_named():
     t = wt.ImageTokenizer(8, size=32)
     good = torch.zeros(3, 8, 8, dtype=torch.uint8)
     for batch, says in [([], "at least one"), ([good, good.float()], "image 1"), ([good[None]], "image 0"),
-                        ([good, "cat.png"], "image 1 of the batch is str"), ([good[:, :0]], "no pixel")]:  # fmt: skip
+                        ([good, "cat.png"], "image 1 of the batch is str"), ([good[:, :0]], "no pixels")]:  # fmt: skip
         with pytest.raises(wt.InputError, match=says):
             t.collate(batch)
     for x in (
@@ -342,21 +352,11 @@ def test_what_is_no_batch_of_pictures_is_named():
 
 
 def test_a_saved_front_end_keeps_its_preprocessing(tmp_path):
-    t = wt.ImageTokenizer(8, patch=(4, 8), size=(32, 16), mean=(0.1, 0.2, 0.3), std=(1, 2, 3), interpolation="lanczos",
-                          resize="pad", background=(1, 2, 3), class_token=True, draft=False)  # fmt: skip
+    t = wt.ImageTokenizer(8, patch=(4, 8), size=(32, 16), mean=(0.1, 0.2, 0.3), std=(1, 2, 3), class_token=True, embedding={"span": 4},
+                          preprocess={"interpolation": "lanczos", "resize": "pad", "background": (1, 2, 3), "draft": False})  # fmt: skip
     t.save(tmp_path)
     again = wt.load(tmp_path)
-    for name in (
-        "patch",
-        "size",
-        "mean",
-        "std",
-        "interpolation",
-        "resize",
-        "background",
-        "draft",
-        "position_grid",
-    ):
+    for name in ("patch", "size", "mean", "std", "preprocess", "embedding", "position_grid"):
         assert getattr(again, name) == getattr(t, name), name
     assert torch.equal(again.tokens(pictures()).x, t.eval().tokens(pictures()).x)
 
