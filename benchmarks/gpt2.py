@@ -25,7 +25,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from turns import high_water, report, scatter, turns
 
 import worldtokens as wt
-from worldtokens.tasks.language.documents import Piece, pack_pieces
+from worldtokens.tasks.language.documents import Window, pack_windows
 from worldtokens.tasks.language.loss import IGNORE
 
 
@@ -55,7 +55,7 @@ def generating(ours, theirs, batch: int, new: int) -> dict:
 def learning(ours, theirs, rows: int, length: int, half: bool = False) -> dict:
     ids = torch.randint(50257, (rows, length), generator=torch.Generator().manual_seed(0))
     last = torch.tensor([IGNORE])  # theirs predicts nothing from the last one, as it moves the labels itself
-    batch = {"text": pack_pieces([Piece(row, torch.cat((row[1:], last))) for row in ids], length)}
+    batch = {"text": pack_windows([Window(row, torch.cat((row[1:], last))) for row in ids], length)}
 
     def step(model, loss):
         optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
@@ -86,7 +86,7 @@ def alike(ours, theirs) -> None:
     assert (a - b).abs().max() < 1e-4
     same = generating(ours, theirs, 2, 12)
     assert [c.ids for c in same["ours"]()] == same["transformers"]()[:, 16:].tolist(), "greedy tokens differ"
-    batch = {"text": pack_pieces([Piece(row[:-1], row[1:]) for row in ids], 24)}
+    batch = {"text": pack_windows([Window(row[:-1], row[1:]) for row in ids], 24)}
     a, b = ours.loss(batch)["loss"], theirs(ids, labels=ids).loss
     a.backward(), b.backward()
     ga, gb = ours.front.embedding.weight.grad, theirs.transformer.wte.weight.grad

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worldtokens.errors import InputError
 from worldtokens.layout import modality_id
-from worldtokens.tasks.seq2seq.alignment import Looking, words
+from worldtokens.tasks.seq2seq.alignment import CrossAttention, group_words
 from worldtokens.tasks.seq2seq.captioner import Captioner
 from worldtokens.tasks.seq2seq.translator import Translator
 
@@ -41,9 +41,9 @@ def attention_figure(
     rows = []
     for source in sources:
         source = source[column] if isinstance(source, Mapping) else source
-        seen = model.look(source)
+        seen = model.cross_attention(source)
         weights = torch.stack(seen.weights).mean(0) if layer is None else seen.weights[layer]
-        each = [(word, weights[places].mean(0)) for word, places in words(model.front, seen.written)]
+        each = [(word, weights[places].mean(0)) for word, places in group_words(model.front, seen.ids)]
         rows.append((front.read(source), seen, each))
     columns = 1 + max(len(each) for *_, each in rows)
     figure, axes = _panels(len(rows), columns)
@@ -74,14 +74,14 @@ def alignment_figure(
 
     found = [model.align(text, layer=layer, beams=beams) for text in texts]
     figure = Figure(
-        figsize=(sum(2 + 0.22 * len(f.read) for f in found), 1 + 0.22 * max(len(f.written) for f in found))
+        figsize=(sum(2 + 0.22 * len(f.source) for f in found), 1 + 0.22 * max(len(f.target) for f in found))
     )
-    widths = [2 + 0.22 * len(f.read) for f in found]
+    widths = [2 + 0.22 * len(f.source) for f in found]
     axes = figure.subplots(1, len(found), squeeze=False, width_ratios=widths)[0]
     for panel, f in zip(axes, found, strict=True):
         panel.imshow(f.weights.numpy(), cmap="Greys", vmin=0, vmax=1, aspect="equal")
-        panel.set_xticks(range(len(f.read)), [p.strip() for p in f.read], rotation=90, fontsize=7)
-        panel.set_yticks(range(len(f.written)), [p.strip() for p in f.written], fontsize=7)
+        panel.set_xticks(range(len(f.source)), [p.strip() for p in f.source], rotation=90, fontsize=7)
+        panel.set_yticks(range(len(f.target)), [p.strip() for p in f.target], fontsize=7)
         panel.xaxis.tick_top()
     figure.tight_layout()
     return _write(figure, path)
@@ -108,7 +108,7 @@ def _write(figure, path: str | os.PathLike) -> Path:
     return path
 
 
-def _own(seen: Looking, front) -> Tensor:
+def _own(seen: CrossAttention, front) -> Tensor:
     """Places of the context that the source's own tokens have, class tokens and registers left out."""
     mine = (seen.context.modality[0] == modality_id(front.modality)) & seen.context.valid[0]
     places = mine.nonzero()[:, 0]
@@ -118,7 +118,7 @@ def _own(seen: Looking, front) -> Tensor:
     return places[extra:]
 
 
-def _picture(panel, front, raw: Tensor, seen: Looking, weight: Tensor | None) -> None:
+def _picture(panel, front, raw: Tensor, seen: CrossAttention, weight: Tensor | None) -> None:
     image = _as_seen(front, raw)
     if weight is not None:
         places = _own(seen, front)
@@ -134,17 +134,17 @@ def _picture(panel, front, raw: Tensor, seen: Looking, weight: Tensor | None) ->
 
 def _as_seen(front, raw: Tensor) -> Tensor:
     """(H, W, 3) in [0, 1]: the image resized and cut as the front-end does it."""
-    high, wide = front.scaled(*raw.shape[1:])
+    high, wide = front.resized_size(*raw.shape[1:])
     image = torch.nn.functional.interpolate(
         raw[None].float() / 255, (high, wide), mode="bilinear", antialias=True
     )[0]
-    if front.size is not None and front.resize != "pad":
+    if front.size is not None and front.preprocess.resize != "pad":
         top, left = ((n - s) // 2 for n, s in zip((high, wide), front.size, strict=True))
         image = image[:, top : top + front.size[0], left : left + front.size[1]]
     return image.permute(1, 2, 0).clamp(0, 1)
 
 
-def _sound(panel, front, raw: Tensor, seen: Looking, weight: Tensor | None) -> None:
+def _sound(panel, front, raw: Tensor, seen: CrossAttention, weight: Tensor | None) -> None:
     seconds = len(raw) / front.sample_rate
     step = max(1, math.ceil(len(raw) / 400))
     panel.plot(

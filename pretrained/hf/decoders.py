@@ -1,8 +1,7 @@
-"""Hugging Face's decoders as `LanguageModel`: GPT-2, and Llama with its kin (Mistral, Qwen2, Qwen3).
+"""Hugging Face's decoders as `LanguageModel`: GPT-2, Llama, Mistral, Qwen2 and Qwen3.
 
-Llama's kin differ in four places, all of them settings of the one block: where biases are, how wide a head is, whether
-queries and keys are normed, and how far back a token reads. A weight file of any of them, or a .gguf (`gguf.py`), fills
-the model tensor by tensor.
+Llama, Mistral, Qwen2 and Qwen3 differ in four settings of the block: biases, head width, QK-norm and attention window.
+Weights, also those of a .gguf file (`gguf/load.py`), are streamed into the model tensor by tensor.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from tokenizers import AddedToken
 from torch import Tensor
 
 from worldtokens.backbone.transformer import Transformer
-from worldtokens.pretrained.hf.source import Source, numbers
-from worldtokens.pretrained.streaming import pour
+from worldtokens.pretrained.hf.source import Source, numeric_vocabulary
+from worldtokens.pretrained.streaming import stream_weights
 from worldtokens.tasks.language.chat import ChatModel
 from worldtokens.tasks.language.model import LanguageModel
 from worldtokens.tokenizers.text.tokenizer import TextTokenizer
@@ -37,7 +36,7 @@ GPT2 = {
     "ln_f.*": "trunk.norm.*",
     "lm_head.weight": "head.weight",
 }
-GPT2_MASKS = ("h.*.attn.bias", "h.*.attn.masked_bias")  # triangles of ones that older files hold
+GPT2_MASKS = ("h.*.attn.bias", "h.*.attn.masked_bias")  # causal masks in older files
 LLAMA = {
     "embed_tokens.weight": FRONT + "embedding.weight",
     "layers.*.input_layernorm.*": "trunk.blocks.*.norm1.*",
@@ -54,15 +53,15 @@ LLAMA = {
     "norm.*": "trunk.norm.*",
     "lm_head.weight": "head.weight",
 }
-LLAMA_ANGLES = ("layers.*.self_attn.rotary_emb.inv_freq",)  # made from the config; older files hold them
-# what `config.json` leaves out where it is the default of its class
-LEFT_OUT = {"rms_norm_eps": 1e-6, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+LLAMA_ANGLES = ("layers.*.self_attn.rotary_emb.inv_freq",)  # computed from the config; stored in older files
+# defaults that a config.json omits
+COMMON = {"rms_norm_eps": 1e-6, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 DEFAULTS = {
-    "llama": LEFT_OUT | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
-    "mistral": LEFT_OUT
+    "llama": COMMON | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    "mistral": COMMON
     | {"vocab_size": 32000, "intermediate_size": 14336, "max_position_embeddings": 131072}
     | {"num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": LEFT_OUT
+    "qwen2": COMMON
     | {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
     | {"num_key_value_heads": 32},
 }
@@ -71,17 +70,17 @@ Weights = Mapping[str, Tensor] | Iterable[tuple[str, Callable[[], Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
-    """A vocabulary and what is known of its use.
+class Vocabulary:
+    """A vocabulary with its control tokens and chat template.
 
     Args:
-        rust: the vocabulary, or None: texts are then ids written as numbers.
+        backend: the vocabulary, or None: texts are then ids as decimal numbers.
         start, end: tokens around a text, or None.
-        ends: further ids that end a continuation.
+        ends: further ids that end generation.
         template: chat template (Jinja), or None.
     """
 
-    rust: tokenizers.Tokenizer | None = None
+    backend: tokenizers.Tokenizer | None = None
     start: str | None = None
     end: str | None = None
     ends: tuple[int, ...] = ()
@@ -89,7 +88,7 @@ class Words:
 
 
 def convert_gpt2(config: Mapping[str, Any], weights: dict[str, Tensor], source: Source) -> LanguageModel:
-    """GPT-2 with its head; see `from_hf`."""
+    """Convert GPT-2 with its head."""
     c = dict(config)
     source.expect(
         c,
@@ -101,8 +100,8 @@ def convert_gpt2(config: Mapping[str, Any], weights: dict[str, Tensor], source: 
     )
     dim, context = c.get("n_embd", 768), c.get("n_positions", 1024)
     tied = c.get("tie_word_embeddings", True)
-    weights = _plain(weights, "transformer.", tied, "wte.weight", source)
-    same_depth(weights, "h.", c.get("n_layer", 12), source)
+    weights = _normalize_names(weights, "transformer.", tied, "wte.weight", source)
+    check_depth(weights, "h.", c.get("n_layer", 12), source)
     trunk = _trunk(
         source,
         dim,
@@ -111,43 +110,45 @@ def convert_gpt2(config: Mapping[str, Any], weights: dict[str, Tensor], source: 
         activation=source.activation(c.get("activation_function", "gelu_new")),
         config={"mlp_dim": c.get("n_inner") or 4 * dim, "eps": c.get("layer_norm_epsilon", 1e-5)},
     )
-    words = words_of(c, source)
-    model = _model(words, c.get("vocab_size", 50257), dim, context, "learned", trunk, tied, source)
-    maps = (
+    vocabulary = read_vocabulary(c, source)
+    model = _build(vocabulary, c.get("vocab_size", 50257), dim, context, "learned", trunk, tied, source)
+    transposed = (
         "h.*.attn.c_attn.weight",
         "h.*.attn.c_proj.weight",
         "h.*.mlp.c_fc.weight",
         "h.*.mlp.c_proj.weight",
     )
-    # GPT-2 multiplies from the left: its maps are written (inputs, outputs)
-    pour(model, weights, GPT2, source.name, change=dict.fromkeys(maps, Tensor.t), derived=GPT2_MASKS)
+    # GPT-2 stores its projections transposed: (inputs, outputs)
+    stream_weights(
+        model, weights, GPT2, source.name, transforms=dict.fromkeys(transposed, Tensor.t), skip=GPT2_MASKS
+    )
     return model
 
 
 def convert_llama(config: Mapping[str, Any], weights: dict[str, Tensor], source: Source) -> LanguageModel:
-    """Llama, Mistral, Qwen2 or Qwen3 with its head; see `from_hf`."""
+    """Convert Llama, Mistral, Qwen2 or Qwen3 with its head."""
     tied = config.get("tie_word_embeddings", False)
-    weights = _plain(weights, "model.", tied, "embed_tokens.weight", source)
+    weights = _normalize_names(weights, "model.", tied, "embed_tokens.weight", source)
     depth = (DEFAULTS[config["model_type"]] | dict(config))["num_hidden_layers"]
-    same_depth(weights, "layers.", depth, source)
-    return llama(config, weights, words_of(config, source), source)
+    check_depth(weights, "layers.", depth, source)
+    return llama(config, weights, read_vocabulary(config, source), source)
 
 
 def llama(
     config: Mapping[str, Any],
     weights: Weights,
-    words: Words,
+    vocabulary: Vocabulary,
     source: Source,
     table: Mapping[str, str] = LLAMA,
 ) -> LanguageModel:
-    """The model that a Llama-type config tells of, filled.
+    """Build a Llama-type model from a config and load its weights.
 
     Args:
         config: as in config.json.
-        weights: by name, or as pairs of a name and what makes the tensor.
-        words: its vocabulary.
+        weights: by name, or as pairs of a name and a function that makes the tensor.
+        vocabulary: its vocabulary.
         source: named in errors.
-        table: pattern of their names -> ours.
+        table: pattern of the source's names -> ours.
     """
     kind = config["model_type"]
     c = DEFAULTS[kind] | dict(config)
@@ -155,8 +156,8 @@ def llama(
     dim, heads = c["hidden_size"], c["num_attention_heads"]
     kv, width = c.get("num_key_value_heads") or heads, c.get("head_dim") or dim // heads
     inner, context = c["intermediate_size"], c["max_position_embeddings"]
-    # Llama's and Qwen3's `attention_bias` is one of all four maps; Qwen2 has one of q, k and v
-    all_four, feed = bool(c.get("attention_bias")), bool(c.get("mlp_bias"))
+    # `attention_bias` of Llama and Qwen3 is for all four projections; Qwen2 has biases of q, k and v
+    attention_bias, mlp_bias = bool(c.get("attention_bias")), bool(c.get("mlp_bias"))
     trunk = _trunk(
         source,
         dim,
@@ -171,117 +172,120 @@ def llama(
         config={
             "mlp_dim": inner,
             "eps": c["rms_norm_eps"],
-            "bias": all_four or feed,
-            "qkv_bias": kind == "qwen2" or all_four,
+            "bias": attention_bias or mlp_bias,
+            "qkv_bias": kind == "qwen2" or attention_bias,
             "head_dim": None if width * heads == dim else width,
             **_rope(c, source),
         },
     )
     tied = c.get("tie_word_embeddings", False)
-    model = _model(words, c["vocab_size"], dim, context, "none", trunk, tied, source)
+    model = _build(vocabulary, c["vocab_size"], dim, context, "none", trunk, tied, source)
     rows = {
         "q": (0, heads * width),
         "k": (heads * width, kv * width),
         "v": ((heads + kv) * width, kv * width),
     }
     rows |= {"gate": (0, inner), "up": (inner, inner)}
-    # one of attention and feed-forward may have biases alone: the other's are zero then
-    zero = ["trunk.blocks.*.attn.proj.bias"] if not all_four else []
-    zero += ["trunk.blocks.*.mlp.fc1.bias", "trunk.blocks.*.mlp.fc2.bias"] if not feed else []
-    pour(model, weights, table, source.name, rows=rows, derived=LLAMA_ANGLES, zero=zero)
+    # the block has all biases or none: those that only attention or only the MLP has become zero in the other
+    zero = ["trunk.blocks.*.attn.proj.bias"] if not attention_bias else []
+    zero += ["trunk.blocks.*.mlp.fc1.bias", "trunk.blocks.*.mlp.fc2.bias"] if not mlp_bias else []
+    stream_weights(model, weights, table, source.name, rows=rows, skip=LLAMA_ANGLES, zero=zero)
     return model
 
 
 def _trunk(source: Source, dim: int, depth: int, heads: int, **settings: Any) -> Transformer:
     try:
-        with torch.device("meta"):  # no memory and no random numbers for what is filled anyway
+        with torch.device("meta"):  # no memory and no initialisation before the weights are loaded
             return Transformer(dim, depth, heads, **settings)
     except ValueError as e:
-        raise source.refuse(f"its config cannot be built: {e}") from e
+        raise source.error(f"its config cannot be built: {e}") from e
 
 
-def same_depth(names: Iterable[str], layers: str, depth: Any, source: Source) -> None:
-    """Check that a config's number of layers is the weights', before so many are built.
+def check_depth(names: Iterable[str], layers: str, depth: Any, source: Source) -> None:
+    """Check that the number of layers in the config and in the weights agree, before the model is built.
 
     Args:
-        names: of the weights.
-        layers: what stands before a layer's number in them.
-        depth: of the config.
+        names: names of the weights.
+        layers: prefix of a layer's number in them.
+        depth: number of layers in the config.
+
+    Raises:
+        InputError: the numbers differ.
     """
     found = {n.removeprefix(layers).partition(".")[0] for n in names if n.startswith(layers)}
     if len(found) != depth:
-        raise source.refuse(f"the config tells of {depth} layers, the weights hold {len(found)}")
+        raise source.error(f"the config has {depth} layers, the weights {len(found)}")
 
 
 def _window(c: Mapping[str, Any], kind: str, source: Source) -> int | None:
-    """How far back a token reads, which must be the same in all layers."""
+    """Attention window in tokens, which must be the same in all layers; None: no window."""
     window = c.get("sliding_window")
     if kind != "mistral" and not c.get("use_sliding_window"):
         window = None
     layers = set(c.get("layer_types") or ())
     if window is not None and kind != "mistral" and not layers:
-        whole = min(c.get("max_window_layers", 28), c["num_hidden_layers"])
-        layers = {"full_attention"} if whole else set()
-        layers |= {"sliding_attention"} if whole < c["num_hidden_layers"] else set()
+        full = min(c.get("max_window_layers", 28), c["num_hidden_layers"])
+        layers = {"full_attention"} if full else set()
+        layers |= {"sliding_attention"} if full < c["num_hidden_layers"] else set()
     if layers == {"full_attention"}:
         return None
     if len(layers) > 1 or layers - {"sliding_attention"}:
-        raise source.refuse(f"layers of several kinds ({', '.join(sorted(layers))}) are not supported")
+        raise source.error(f"layers of several kinds ({', '.join(sorted(layers))}) are not supported")
     return window
 
 
 def _rope(c: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """Settings of the rotary positions, as older and newer configs write them."""
-    told = dict(c.get("rope_scaling") or {}) | dict(c.get("rope_parameters") or {})
-    theta = float(told.get("rope_theta") or c.get("rope_theta") or 10000.0)
-    how = told.get("rope_type", told.get("type", "default"))
-    if told.get("partial_rotary_factor", 1.0) != 1.0:
-        raise source.refuse(f"partial_rotary_factor={told['partial_rotary_factor']} is not supported, 1.0 is")
+    """Settings of RoPE from an older or newer config."""
+    rope = dict(c.get("rope_scaling") or {}) | dict(c.get("rope_parameters") or {})
+    theta = float(rope.get("rope_theta") or c.get("rope_theta") or 10000.0)
+    how = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise source.error(f"partial_rotary_factor={rope['partial_rotary_factor']} is not supported, 1.0 is")
     if how == "default":
         return {"rope_theta": theta}
     if how != "llama3":
-        raise source.refuse(f"rope_type={how!r} is not supported, 'default' and 'llama3' are")
+        raise source.error(f"rope_type={how!r} is not supported, 'default' and 'llama3' are")
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    absent = [n for n in names if n not in told]
-    if absent:
-        raise source.refuse(f"rope_type='llama3' lacks {absent}")
-    return {"rope_theta": theta, "rope_scaling": tuple(float(told[n]) for n in names)}
+    missing = [n for n in names if n not in rope]
+    if missing:
+        raise source.error(f"rope_type='llama3' lacks {missing}")
+    return {"rope_theta": theta, "rope_scaling": tuple(float(rope[n]) for n in names)}
 
 
-def _plain(
+def _normalize_names(
     weights: dict[str, Tensor], prefix: str, tied: bool, embedding: str, source: Source
 ) -> dict[str, Tensor]:
-    """Weights without the prefix that a model with a head puts before its trunk's; a tied head is left out."""
+    """Weights without the prefix of the trunk in a model with a head; the copy of a tied head is dropped."""
     out = {k.removeprefix(prefix): v for k, v in weights.items()}
     if len(out) != len(weights):
-        raise source.refuse(f"weights with and without {prefix!r} of one name")
+        raise source.error(f"weights of one name with and without {prefix!r}")
     head = out.get("lm_head.weight")
     if tied and head is not None:
         if embedding not in out or not torch.equal(head, out[embedding]):
-            raise source.refuse("tie_word_embeddings is true, but lm_head.weight is not the embedding")
+            raise source.error("tie_word_embeddings is true, but lm_head.weight is not the embedding")
         del out["lm_head.weight"]
     return out
 
 
-# ---- words -------------------------------------------------------------------------------------------------
+# ---- vocabulary -------------------------------------------------------------------------------------------------
 
 
-def words_of(config: Mapping[str, Any], source: Source) -> Words:
-    """The vocabulary of a folder or one that was given, with its end token and chat template."""
-    rust, given = source.vocabulary, source.tokenizer
+def read_vocabulary(config: Mapping[str, Any], source: Source) -> Vocabulary:
+    """The given vocabulary or that of the folder, with end tokens and chat template."""
+    backend, given = source.vocabulary, source.tokenizer
     ids = (dict(config) | source.generation_settings).get("eos_token_id")
     ids = [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)]
-    if rust is None:
-        return Words(end=str(ids[0]) if ids else None, ends=tuple(ids[1:]))
-    told = source.read("tokenizer_config.json") or {}
-    start, end = start_and_end(rust)
-    for name in (getattr(given, "eos_token", None), _token(told.get("eos_token"))):
-        if end is None and name is not None and rust.token_to_id(name) is not None:
+    if backend is None:
+        return Vocabulary(end=str(ids[0]) if ids else None, ends=tuple(ids[1:]))
+    config = source.read("tokenizer_config.json") or {}
+    start, end = start_and_end(backend)
+    for name in (getattr(given, "eos_token", None), _token(config.get("eos_token"))):
+        if end is None and name is not None and backend.token_to_id(name) is not None:
             end = name
     if end is None and ids:
-        end = rust.id_to_token(ids[0])
-    ends = tuple(i for i in ids if end is None or i != rust.token_to_id(end))
-    template = getattr(given, "chat_template", None) or told.get("chat_template")
+        end = backend.id_to_token(ids[0])
+    ends = tuple(i for i in ids if end is None or i != backend.token_to_id(end))
+    template = getattr(given, "chat_template", None) or config.get("chat_template")
     file = source.folder and source.folder / "chat_template.jinja"
     if not template and file and file.is_file():
         template = file.read_text(encoding="utf-8")
@@ -289,34 +293,34 @@ def words_of(config: Mapping[str, Any], source: Source) -> Words:
         template = {t["name"]: t["template"] for t in template}
     if isinstance(template, Mapping):
         template = template.get("default")
-    return Words(rust, start, end, ends, template)
+    return Vocabulary(backend, start, end, ends, template)
 
 
-def _token(told: Any) -> str | None:
-    return told["content"] if isinstance(told, Mapping) else told
+def _token(token: Any) -> str | None:
+    return token["content"] if isinstance(token, Mapping) else token
 
 
-def widened(rust: tokenizers.Tokenizer, rows: int, source: Source) -> tokenizers.Tokenizer:
-    """A vocabulary with a name for every row of an embedding: what its makers left free is ``<|unused_123|>``.
+def pad_vocabulary(backend: tokenizers.Tokenizer, rows: int, source: Source) -> tokenizers.Tokenizer:
+    """Add a token for every unused row of an embedding, ``<|unused_123|>``.
 
     Raises:
         InputError: the vocabulary is larger than the embedding.
     """
-    size = max(rust.get_vocab().values(), default=-1) + 1
+    size = max(backend.get_vocab().values(), default=-1) + 1
     if size > rows:
-        raise source.refuse(
+        raise source.error(
             f"the vocabulary has {size} tokens and the model {rows} embeddings: give its own tokenizer"
         )
-    rust.add_special_tokens(
+    backend.add_special_tokens(
         [AddedToken(f"<|unused_{i}|>", special=True, normalized=False) for i in range(size, rows)]
     )
-    if max(rust.get_vocab().values(), default=-1) + 1 != rows:
-        raise source.refuse(f"the vocabulary has names like '<|unused_{size}|>' of its own")
-    return rust
+    if max(backend.get_vocab().values(), default=-1) + 1 != rows:
+        raise source.error(f"the vocabulary has tokens like '<|unused_{size}|>' already")
+    return backend
 
 
-def _model(
-    words: Words,
+def _build(
+    vocabulary: Vocabulary,
     rows: int,
     dim: int,
     context: int,
@@ -325,11 +329,19 @@ def _model(
     tied: bool,
     source: Source,
 ) -> LanguageModel:
-    rust = numbers(rows) if words.rust is None else widened(words.rust, rows, source)
+    backend = (
+        numeric_vocabulary(rows)
+        if vocabulary.backend is None
+        else pad_vocabulary(vocabulary.backend, rows, source)
+    )
     with torch.device("meta"):
-        front = TextTokenizer(rust, dim, context, positions=positions, start=words.start, end=words.end)
-        if words.template is None and not words.ends:
+        front = TextTokenizer(
+            backend, dim, context, positions=positions, start=vocabulary.start, end=vocabulary.end
+        )
+        if vocabulary.template is None and not vocabulary.ends:
             model = LanguageModel(front, trunk, tied=tied)
         else:
-            model = ChatModel(front, trunk, tied=tied, chat_template=words.template, stop_ids=words.ends)
+            model = ChatModel(
+                front, trunk, tied=tied, chat_template=vocabulary.template, stop_ids=vocabulary.ends
+            )
     return model.to_empty(device="cpu")

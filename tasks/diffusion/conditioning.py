@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worldtokens.errors import InputError
 from worldtokens.layout import Layout
-from worldtokens.tasks.seq2seq.context import beside
+from worldtokens.tasks.seq2seq.context import concat_tokens
 from worldtokens.tokenizers.base import Tokenizer
 from worldtokens.tokens import Tokens
 
@@ -42,7 +42,7 @@ def fill_nulls(context: Tokens, null: Tensor, dropped: Sequence[bool] | None = N
     valid = torch.arange(context.shape[1]) < torch.tensor(lengths)[:, None]
     layout = Layout.simple(lengths, context.layout.order)
     remaining = context.replace(valid=valid.to(context.device), layout=layout)
-    return beside([remaining, null_tokens(null, [n == 0 for n in lengths])])
+    return concat_tokens([remaining, null_tokens(null, [n == 0 for n in lengths])])
 
 
 def read_conditions(

@@ -23,8 +23,8 @@ from worldtokens.tasks.base import Task, evaluating
 from worldtokens.tasks.diffusion.conditioning import fill_nulls, null_tokens, read_conditions
 from worldtokens.tasks.diffusion.samplers import Sampler, guide, heun, make_timesteps
 from worldtokens.tasks.diffusion.spaces import make_space
-from worldtokens.tasks.seq2seq.context import beside, spread
-from worldtokens.tasks.seq2seq.model import context_width
+from worldtokens.tasks.seq2seq.context import concat_tokens, scatter_rows
+from worldtokens.tasks.seq2seq.model import get_context_dim
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.patches import sincos_positions
 from worldtokens.tokens import Tokens
@@ -102,7 +102,7 @@ class Diffusion(Task):
         nn.init.zeros_(self.out.bias)
         self.null = self.context_proj = None
         if self.sources:
-            width = context_width(trunk)
+            width = get_context_dim(trunk)
             self.null = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
             self.context_proj = nn.Linear(width, dim)
             nn.init.normal_(self.context_proj.weight, std=0.02)
@@ -120,11 +120,11 @@ class Diffusion(Task):
                 f"the {self.target!r} tokenizer has dim={self.front.dim}, the trunk dim={self.trunk.dim}"
             )
         widths = {c: self.tokenizers[c].dim for c in self.sources}
-        width = context_width(self.trunk) if self.encoder is None else self.encoder.dim
-        if set(widths.values()) - {width} or (self.encoder and self.encoder.dim != context_width(self.trunk)):
+        width = get_context_dim(self.trunk) if self.encoder is None else self.encoder.dim
+        if set(widths.values()) - {width} or (self.encoder and self.encoder.dim != get_context_dim(self.trunk)):
             raise ValueError(
                 f"the condition's tokenizers have dim {widths}, the encoder "
-                f"{self.encoder and self.encoder.dim}, the trunk's cross-attention {context_width(self.trunk)}: expected one width"
+                f"{self.encoder and self.encoder.dim}, the trunk's cross-attention {get_context_dim(self.trunk)}: expected one width"
             )
 
     @property
@@ -151,10 +151,10 @@ class Diffusion(Task):
         if not self.sources:
             return None
         rows, has = batch["rows"], batch["has"]
-        parts = [spread(self.tokenizers[c](batch[c]), has.get(c), rows) for c in self.sources if c in batch]
+        parts = [scatter_rows(self.tokenizers[c](batch[c]), has.get(c), rows) for c in self.sources if c in batch]
         if not parts:
             return null_tokens(self.null, [True] * rows)
-        context = beside(parts)
+        context = concat_tokens(parts)
         return fill_nulls(context if self.encoder is None else self.encoder(context), self.null, dropped)
 
     def velocity(self, x: Tensor, t: Tensor, context: Tokens | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A language model that answers messages, by the template that it was trained with."""
+"""A language model with a chat template."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from worldtokens.tokenizers.text.tokenizer import TextTokenizer
 
 
 class ChatModel(LanguageModel):
-    """A `LanguageModel` that knows how a conversation is written down.
+    """A `LanguageModel` with a chat template.
 
     Args:
         tokenizer, trunk, tied, bias, context: as in `LanguageModel`.
-        template: chat template, Jinja text (see `tokenizers/text/chat_template.py`); None: as the language model it is, only with `ends`.
-        ends: ids beside the end token that end an answer.
+        chat_template: Jinja text (see `tokenizers/text/chat_template.py`). None: no `chat`, only the `stop_ids`.
+        stop_ids: ids other than the end token that end an answer.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class ChatModel(LanguageModel):
         tied: bool = True,
         bias: bool = False,
         context: int | None = None,
-        template: str | None = None,
-        ends: Sequence[int] = (),
+        chat_template: str | None = None,
+        stop_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(tokenizer, trunk, tied, bias, context)
-        self.template, self.ends = template, tuple(ends)
+        self.chat_template, self.stop_ids = chat_template, tuple(stop_ids)
 
     def chat(
         self,
@@ -52,19 +52,19 @@ class ChatModel(LanguageModel):
 
         Args:
             messages: a question; or dicts of ``"role"`` (``"system"``, ``"user"``, ``"assistant"``) and ``"content"``.
-            max_new_tokens: the longest answer, in tokens.
-            temperature, top_k, top_p, min_p, repetition_penalty, seed: see `Sampling`; greedy unless asked otherwise.
+            max_new_tokens: the most tokens of the answer.
+            temperature, top_k, top_p, min_p, repetition_penalty, seed: see `Sampling`; greedy by default.
             stop, stream: as in `generate`.
 
         Raises:
-            InputError: no template, messages that it does not take, or more of them than the context holds.
+            InputError: the model has no chat template, the template rejects the messages, or they exceed the context.
         """
-        if self.template is None:
+        if self.chat_template is None:
             raise InputError(
-                "this model has no chat template: use generate, or give ChatModel one (template=)"
+                "this model has no chat template: use generate, or build ChatModel with chat_template="
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        ids = chat_ids(self.front, self.template, messages)
-        how = Sampling(repetition_penalty, temperature, top_k, top_p, min_p, seed)
-        return self.continuations([ids.tolist()], max_new_tokens, how, stop, stream)[0].text
+        ids = chat_ids(self.front, self.chat_template, messages)
+        sampling = Sampling(repetition_penalty, temperature, top_k, top_p, min_p, seed)
+        return self.continuations([ids.tolist()], max_new_tokens, sampling, stop, stream)[0].text

@@ -1,12 +1,13 @@
-"""A language model: text from left to right, each token from those before it.
+"""Autoregressive language model.
 
-One front-end for text, a trunk (Transformer or Recurrent), and a head over the vocabulary, which is the embedding itself
-where it is tied (Press and Wolf 2017). Notable:
+It has one text tokenizer, a causal trunk (Transformer or Recurrent) and a head over the vocabulary, by default tied to
+the embedding (Press and Wolf 2017). Notable:
 
-- Documents of a batch are cut in windows and packed side by side; none reads another.
-- The loss is the mean over predicted tokens, and a batch weighs as many as it has, so that accumulation and
-  processes give what one large batch gives. All logits are never held (`tasks/language/loss.py`).
-- Prompts of different length are continued together, each as if alone, with the trunk's cache.
+- Documents of a batch are split into windows and packed into rows; they do not attend to each other.
+- The loss is the mean over predicted tokens, and a batch is weighted by their number, so that gradient accumulation and
+  several processes give the same step as one large batch. The full logits are never in memory
+  (`tasks/language/loss.py`).
+- Prompts of different lengths are continued in one batch with the trunk's cache, with the same outputs as one by one.
 
 Shapes: B rows, N tokens, D width, V vocabulary.
 """
@@ -34,27 +35,27 @@ from worldtokens.tokenizers.base import Batch
 from worldtokens.tokenizers.text.tokenizer import TextTokenizer
 from worldtokens.tokens import Tokens
 
-_ALL = 1 << 62  # ids of a text that is read whole
+_NO_LIMIT = 1 << 62  # context for encoding a text of any length
 
 
 class LanguageModel(Task):
-    """Predicts every token of a text from those before it.
+    """Autoregressive language model: predicts every token of a text from the tokens before it.
 
     Args:
         tokenizer: a causal `TextTokenizer`; its column is ``"text"``, or give ``{"story": ...}``. With a start token the
-            first word is predicted too, and an empty prompt can be continued.
-        trunk: a Transformer or Recurrent of the front-end's width.
-        tied: the head's weight is the embedding's. False: one of its own.
+            first token of a text is predicted too, and an empty prompt can be continued.
+        trunk: a Transformer or Recurrent with the tokenizer's `dim`.
+        tied: tie the head's weight to the embedding. False: a separate weight.
         bias: the head has a bias.
-        context: the most tokens of a window; longer documents are cut. None: the front-end's own, which is no limit
-            where that is None.
+        context: the most tokens of a window; longer documents are split. None: the tokenizer's own `context`; no limit
+            if that is None too.
 
     Raises:
-        ValueError: widths or settings that do not fit together.
+        ValueError: dims or settings that do not match.
     """
 
     metric = ("bits_per_byte", "min")
-    ends: Sequence[int] = ()  # beside the front-end's own end token
+    stop_ids: Sequence[int] = ()  # ids that end a text, in addition to the tokenizer's end token
 
     def __init__(
         self,
@@ -67,16 +68,16 @@ class LanguageModel(Task):
         super().__init__()
         given = tokenizer if isinstance(tokenizer, Mapping) else {tokenizer.modality: tokenizer}
         if len(given) != 1:
-            raise ValueError(f"LanguageModel reads one column, got {sorted(given)}")
+            raise ValueError(f"LanguageModel takes one column, got {sorted(given)}")
         ((self.column, front),) = given.items()
         if front.dim != trunk.dim:
-            raise ValueError(f"the front-end gives tokens {front.dim} wide, the trunk takes {trunk.dim}")
+            raise ValueError(f"the tokenizer has dim {front.dim}, the trunk dim {trunk.dim}")
         if not front.causal or front.pad_to_context:
             raise ValueError(
-                "a language model reads left to right: its front-end needs causal=True, pad_to_context=False"
+                "a language model is causal: its tokenizer needs causal=True, pad_to_context=False"
             )
         if context is not None and (context < 1 or context > (front.context or context)):
-            raise ValueError(f"context={context}, expected 1 to the front-end's {front.context}")
+            raise ValueError(f"context={context}, expected 1 to the tokenizer's {front.context}")
         self.context = front.context if context is None else context
         self.tokenizers, self.trunk = nn.ModuleDict(given), trunk
         self.head = None if tied else nn.Linear(front.dim, front.vocab_size, bias=bias)
@@ -111,10 +112,10 @@ class LanguageModel(Task):
         rng: random.Random | None = None,
         augment: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> dict[str, Any]:
-        """One row -> the ids of its whole text, however long, and in training where its first window ends.
+        """One row -> the ids of its whole text, and in training (`rng`) the drawn length of its first window.
 
         Raises:
-            InputError: the row has no text, or it is not a str.
+            InputError: the row has no text, or the text is not a str.
         """
         value = row.get(self.column)
         if isinstance(value, list) and value:
@@ -130,30 +131,32 @@ class LanguageModel(Task):
         return raws
 
     def _ids(self, text: str, end: bool = True, special: bool = False) -> Tensor:
-        """A text of any length -> (n,) ids."""
-        ids = self.front.encode_batch([text], context=_ALL, special=special, end=end)[0]
+        """A text of any length -> (n,) int64 ids."""
+        ids = self.front.encode_batch([text], context=_NO_LIMIT, special=special, end=end)[0]
         return torch.tensor(ids, dtype=torch.int64)
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Rows from `read` -> ``batch[column]``, packed windows with their labels (see `tasks.documents`).
+        """Rows from `read` -> ``batch[column]``, packed windows with labels (see `tasks.language.documents`).
 
-        ``batch["weight"]`` is how many tokens are predicted.
+        ``batch["weight"]`` is the number of predicted tokens.
         """
-        pieces = [
-            piece for r in rows for piece in split_windows(r[self.column], self.context, first=r.get("first"))
+        windows = [
+            window
+            for r in rows
+            for window in split_windows(r[self.column], self.context, first=r.get("first"))
         ] or [Window(torch.zeros(1, dtype=torch.int64), torch.full((1,), IGNORE))]
-        packed = pack_windows(pieces, self.context, self.front.pad_id)
+        packed = pack_windows(windows, self.context, self.front.pad_id)
         weight = int((packed["labels"] != IGNORE).sum())
         return Batch({"weight": weight, "has": {self.column: None}, self.column: packed})
 
     # ---- forward -----------------------------------------------------------------------------------------
 
     def hidden(self, batch: Mapping[str, Batch | Tensor] | Tokens, cache: Any = None) -> Tokens:
-        """What the head reads, (B, N, D).
+        """The trunk's output, (B, N, D).
 
         Args:
-            batch: the front-end's batch by column, or tokens already made.
-            cache: of `trunk.cache`, to go on from.
+            batch: the tokenizer's batch by column, or `Tokens`.
+            cache: from `trunk.cache`; None: no cache.
         """
         if not isinstance(batch, Tokens):
             if self.column not in batch:
@@ -162,15 +165,15 @@ class LanguageModel(Task):
         return self.trunk(batch) if cache is None else self.trunk(batch, cache=cache)
 
     def logits(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
+        """Hidden states (..., D) -> logits (..., V)."""
         return F.linear(x, self.head_weight, self.head_bias)
 
     def forward(self, batch: Mapping[str, Batch | Tensor]) -> Tensor:
-        """``{"text": ...}`` -> logits (B, N, V) of what follows each token; at padding they mean nothing."""
+        """``{"text": ...}`` -> logits (B, N, V) of the token after each position; undefined at padding."""
         return self.logits(self.hidden(batch).x)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy in nats, the mean over the tokens predicted; 0 with a graph where there are none."""
+        """Cross-entropy in nats, the mean over predicted tokens; 0 with a graph if there are none."""
         total, count = self._sum(batch)
         return {"loss": total / count.clamp(min=1)}
 
@@ -178,45 +181,44 @@ class LanguageModel(Task):
         x = self.hidden(batch).x
         return token_loss(x, self.head_weight, batch[self.column]["labels"], self.head_bias)
 
-    # ---- how good is it ----------------------------------------------------------------------------------
+    # ---- evaluation --------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def evaluate(
         self, rows: Sequence[Mapping[str, Any]], batch_size: int = 64, overlap: int | None = None
     ) -> dict[str, float]:
-        """``loss`` (nats a token), ``perplexity`` (of a token), ``bits_per_byte`` and the counts ``tokens``, ``bytes``.
+        """``loss`` (nats per token), ``perplexity`` (per token), ``bits_per_byte``, and the counts ``tokens``, ``bytes``.
 
-        Predicted, and counted, are all tokens of a text but its first id; where the front-end puts a start token, these
-        are the whole text. The end token's bits count, and it has no bytes. A text's bytes are those of its UTF-8, after
-        the tokenizer's own normalisation, less the first token's where that is not predicted. So bits per byte compare
-        models of different vocabularies.
+        All ids of a text except the first are predicted; with a start token that is the whole text. The end token
+        counts in the bits but has no bytes. Bytes are those of the UTF-8 text after the tokenizer's normalisation,
+        without those of a first token that is not predicted. So bits per byte compare models of different vocabularies.
 
         Args:
-            rows: with a text each.
-            batch_size: windows worked on at a time.
-            overlap: tokens that a window of a long text repeats from the one before as what it knows. None: half of it.
+            rows: rows with a text each.
+            batch_size: windows per batch.
+            overlap: tokens that a window of a long text repeats from the previous one as context. None: half a window.
 
         Raises:
-            InputError: no rows, or none with a token to predict.
+            InputError: no rows, or no row with a token to predict.
         """
         overlap = (self.context or 2) // 2 if overlap is None else overlap
         front = self.front
-        pieces, size = [], 0
+        windows, size = [], 0
         for row in rows:
             ids = self.read(row)[self.column]
-            pieces += split_windows(ids, self.context, overlap)
+            windows += split_windows(ids, self.context, overlap)
             size += len(front.decode(ids).encode())
             if len(ids) and front.start_id is None:
                 size -= len(front.token_bytes(int(ids[0]))) if int(ids[0]) != front.end_id else 0
-        if not pieces:
-            raise InputError(f"{len(rows)} rows hold no token to predict")
+        if not windows:
+            raise InputError(f"{len(rows)} rows have no token to predict")
         total, count = 0.0, 0
         with evaluating(self):
-            pieces.sort(key=lambda p: -len(p.ids))
-            for i in range(0, len(pieces), batch_size):
-                packed = pack_windows(pieces[i : i + batch_size], self.context, front.pad_id)
-                part, n = self._sum(Batch({self.column: packed}).to(self.device))
-                total, count = total + float(part), count + int(n)
+            windows.sort(key=lambda w: -len(w.ids))
+            for i in range(0, len(windows), batch_size):
+                packed = pack_windows(windows[i : i + batch_size], self.context, front.pad_id)
+                batch_loss, n = self._sum(Batch({self.column: packed}).to(self.device))
+                total, count = total + float(batch_loss), count + int(n)
         return {
             "loss": total / count,
             "perplexity": math.exp(min(700.0, total / count)),
@@ -225,7 +227,7 @@ class LanguageModel(Task):
             "bytes": size,
         }
 
-    # ---- going on ----------------------------------------------------------------------------------------
+    # ---- generation --------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -241,23 +243,23 @@ class LanguageModel(Task):
         seed: int | Sequence[int] | None = None,
         special: bool = False,
     ) -> list[str]:
-        """Continue prompts; gives the continuations alone.
+        """Continue prompts; returns the continuations without the prompts.
 
-        A row ends with the end token, before a stop string, after `max_new_tokens`, or when the context is full.
+        A row ends at the end token, before a stop string, after `max_new_tokens`, or when the context is full.
 
         Args:
-            prompts: texts of any different lengths, continued together, each as if alone; or one.
-            max_new_tokens: the most tokens to add.
+            prompts: a list of texts of any lengths, or one text.
+            max_new_tokens: the most tokens to generate per prompt.
             temperature, top_k, top_p, min_p, repetition_penalty, seed: see `Sampling`; temperature 0 is greedy.
-            stop: strings that end a continuation and are not part of it.
-            stream: called with (row, piece of text) as the text comes, never with half a character.
-            special: prompts may spell special tokens, as templates do.
+            stop: strings that end a continuation; it does not include them.
+            stream: called with (row, new text) during generation, never with an incomplete character.
+            special: parse special tokens in the prompts, as in chat templates.
 
         Raises:
-            InputError: a prompt with no token (without a start token it needs a word), or longer than the context.
+            InputError: a prompt without a token (if the tokenizer has no start token), or longer than the context.
         """
-        how = Sampling(repetition_penalty, temperature, top_k, top_p, min_p, seed)
-        return [c.text for c in self.continuations(prompts, max_new_tokens, how, stop, stream, special)]
+        sampling = Sampling(repetition_penalty, temperature, top_k, top_p, min_p, seed)
+        return [c.text for c in self.continuations(prompts, max_new_tokens, sampling, stop, stream, special)]
 
     def continuations(
         self,
@@ -268,10 +270,10 @@ class LanguageModel(Task):
         stream: Stream | None = None,
         special: bool = False,
     ) -> list[Continuation]:
-        """As `generate`, with the ids and the reason for the end; a prompt may also be its ids."""
+        """As `generate`, but returns text, ids and finish reason; a prompt may also be a list of ids."""
         with evaluating(self), torch.inference_mode():
-            step, logits, how = self._start(prompts, max_new_tokens, special)
-            return decode(step, logits, sampling=sampling, stop=stop, stream=stream, **how)
+            step, logits, options = self._start(prompts, max_new_tokens, special)
+            return decode(step, logits, sampling=sampling, stop=stop, stream=stream, **options)
 
     def stream(
         self,
@@ -281,15 +283,15 @@ class LanguageModel(Task):
         stop: Sequence[str] = (),
         special: bool = False,
     ) -> Iterator[str]:
-        """One prompt's continuation, piece by piece as it comes."""
+        """Continue one prompt; yields the text during generation."""
         with evaluating(self):
             with torch.inference_mode():
-                step, logits, how = self._start([prompt], max_new_tokens, special)
-            for _, piece in decode_stream(step, logits, sampling=sampling, stop=stop, **how):
-                yield piece
+                step, logits, options = self._start([prompt], max_new_tokens, special)
+            for _, text in decode_stream(step, logits, sampling=sampling, stop=stop, **options):
+                yield text
 
     def _start(self, prompts: Sequence[str | Sequence[int]] | str, new: int, special: bool) -> tuple:
-        """Read the prompts -> what `start_decoding` gives."""
+        """Run the prompts through the trunk; see `start_decoding`."""
         prompts, front = [prompts] if isinstance(prompts, str) else list(prompts), self.front
         ids = [
             self._ids(p, end=False, special=special) if isinstance(p, str) else torch.as_tensor(p)
@@ -298,56 +300,56 @@ class LanguageModel(Task):
         for k, n in enumerate(map(len, ids)):
             if n == 0:
                 raise InputError(
-                    f"prompt {k} has no token to go on from: give a word, or a front-end with start="
+                    f"prompt {k} has no token: give a non-empty text, or a tokenizer with start="
                 )
             if self.context is not None and n > self.context:
                 raise InputError(
-                    f"prompt {k} has {n} tokens and the context takes {self.context}: give its last part"
+                    f"prompt {k} has {n} tokens, more than the context of {self.context}: give its last {self.context} tokens"
                 )
         tokens = front(front.collate(ids).to(self.device))
-        step, logits, how = self.start_decoding(tokens, [len(i) for i in ids], new)
-        return step, logits, how | {"prompts": [i.tolist() for i in ids]}
+        step, logits, options = self.start_decoding(tokens, [len(i) for i in ids], new)
+        return step, logits, options | {"prompts": [i.tolist() for i in ids]}
 
     def start_decoding(
         self, tokens: Tokens, sizes: Sequence[int], new: int
     ) -> tuple[Callable, Tensor, dict[str, Any]]:
-        """Read tokens, to go on from them one by one.
+        """Run the prompt through the trunk and prepare `decode`.
 
         Args:
-            tokens: (B, N, D), rows padded behind.
-            sizes: B ints, the tokens of each row, 1 or more.
-            new: the most to add.
+            tokens: (B, N, D), padded at the end.
+            sizes: B ints, the number of tokens of each row, 1 or more.
+            new: the most tokens to generate.
 
         Returns:
-            A step function (B,) ids -> (B, V) logits of what follows, the first logits, and what else `decode` wants to
-            know.
+            A step function from ids (B,) to logits (B, V), the logits of the first new token, and the remaining keyword
+            arguments of `decode`.
         """
         front = self.front
         limits = [new if self.context is None else min(new, self.context - n + 1) for n in sizes]
         cache = self.trunk.cache(len(sizes), max(sizes) + max(limits))
         last = torch.tensor(list(sizes), device=self.device)
         x = self.hidden(tokens, cache).x
-        place = [last[:, None]]  # of the next token
+        position = [last[:, None]]  # of the next token
 
-        how_many = len(sizes), max(limits)
-        trunk = prepacked(self.trunk, *how_many)
-        head = prepacked_linear(self.head_weight, self.head_bias, *how_many)
+        workload = len(sizes), max(limits)
+        trunk = prepacked(self.trunk, *workload)
+        head = prepacked_linear(self.head_weight, self.head_bias, *workload)
 
         def step(new: Tensor) -> Tensor:
-            tokens = front.wrap(front.embed(new[:, None], place[0]), (1,) * len(new), "causal")
-            place[0] = place[0] + 1
+            tokens = front.wrap(front.embed(new[:, None], position[0]), (1,) * len(new), "causal")
+            position[0] = position[0] + 1
             return head(trunk(cache.offset(tokens), cache=cache).x[:, 0])
 
         def select(rows: Tensor) -> None:
             cache.select(rows)
-            place[0] = place[0][rows]
+            position[0] = position[0][rows]
 
         logits = self.logits(x[torch.arange(len(sizes), device=x.device), last - 1])
-        how = {"max_new_tokens": limits, "front": front, "ends": self.end_ids, "select": select}
-        return step, logits, how
+        options = {"max_new_tokens": limits, "front": front, "end_ids": self.end_ids, "select": select}
+        return step, logits, options
 
     @property
     def end_ids(self) -> set[int]:
-        """Ids that end what is written."""
+        """Ids that end a text: the tokenizer's end token and `stop_ids`."""
         own = () if self.front.end_id is None else (self.front.end_id,)
-        return {*own, *self.ends}
+        return {*own, *self.stop_ids}

@@ -84,7 +84,7 @@ class MultimodalLM(Task):
             )
         for name in tokenizers:
             self._check_widths(name)
-        self.chat_template = chat_template or getattr(language_model, "template", None)
+        self.chat_template = chat_template or getattr(language_model, "chat_template", None)
         if self.chat_template is None:
             raise ValueError("the language model has no chat template: give chat_template=")
         limit = language_model.context

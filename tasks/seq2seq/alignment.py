@@ -1,6 +1,6 @@
-"""Where a decoder looks while it writes: its cross-attention, read out for people.
+"""Cross-attention weights of a decoder, for figures and alignments.
 
-Shapes: N written ids, K context tokens.
+Shapes: N target ids, K context tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from worldtokens.backbone.additive import AdditiveDecoder
 from worldtokens.backbone.maps import attention_maps
+from worldtokens.backbone.transformer import Transformer
 from worldtokens.errors import InputError
 from worldtokens.tasks.base import evaluating
 from worldtokens.tasks.seq2seq.model import EncoderDecoder
@@ -20,35 +22,35 @@ from worldtokens.tokens import Tokens
 
 
 class CrossAttention(NamedTuple):
-    """One answer and what was looked at for each of its ids."""
+    """Target ids and their attention weights over the context tokens."""
 
-    written: list[int]  # N ids, the end token last
-    weights: list[Tensor]  # of each layer (N, K) float, the mean over heads; a row sums to 1
-    context: Tokens  # (1, K, D): their `pos` tells where they are
+    ids: list[int]  # N ids, the end token last
+    weights: list[Tensor]  # per layer (N, K) float, the mean over heads; a row sums to 1
+    context: Tokens  # (1, K, D); `pos` holds the coordinates of the tokens
 
 
 class Alignment(NamedTuple):
-    """Who looked where: for every written piece its weights over the source's pieces, which sum to 1."""
+    """Attention weights of every target token over the source tokens; a row sums to 1."""
 
-    written: list[str]  # N pieces, the end token last
-    read: list[str]  # K pieces
+    target: list[str]  # N tokens, the end token last
+    source: list[str]  # K tokens
     weights: Tensor  # (N, K) float
 
 
 @torch.no_grad()
 def cross_attention(model: EncoderDecoder, source: Mapping[str, Any], text: str) -> CrossAttention:
-    """Cross-attention while `text` is written.
+    """Cross-attention weights of the decoder for a given target text.
 
     Args:
-        source: a row with columns that the model reads.
-        text: what it is told to write.
+        source: a row with the model's source columns.
+        text: the target text.
 
     Raises:
-        InputError: the decoder has no attention to its context.
+        InputError: the decoder has no cross-attention.
     """
-    if not hasattr(model.decoder, "blocks") and not hasattr(model.decoder, "seen"):
+    if not isinstance(model.decoder, Transformer | AdditiveDecoder):
         raise InputError(
-            f"a {type(model.decoder).__name__} decoder does not attend to its context: there is no map"
+            f"a {type(model.decoder).__name__} decoder has no cross-attention, so there are no weights to return"
         )
     with evaluating(model):
         batch = model.collate([model.read({**source, model.text: text})]).to(model.device)
@@ -56,28 +58,28 @@ def cross_attention(model: EncoderDecoder, source: Mapping[str, Any], text: str)
             model(batch)
         context = model.encode(batch)
     labels = batch[model.text]["labels"][0].tolist()
-    at = [i for i, label in enumerate(labels) if label >= 0]
-    weights = [m[0].float().mean(0)[at].cpu() for m in maps.cross]
-    return CrossAttention([labels[i] for i in at], weights, context.to("cpu"))
+    positions = [i for i, label in enumerate(labels) if label >= 0]
+    weights = [m[0].float().mean(0)[positions].cpu() for m in maps.cross]
+    return CrossAttention([labels[i] for i in positions], weights, context.to("cpu"))
 
 
 def token_strings(front: TextTokenizer, ids: Sequence[int]) -> list[str]:
-    """Each id spelt out; a part of a character, and what cannot be printed, shows as a replacement sign."""
-    return [_shown(front.token_bytes(i)) for i in ids]
+    """The text of each id; incomplete and unprintable characters become U+FFFD."""
+    return [_printable(front.token_bytes(i)) for i in ids]
 
 
-def _shown(spelt: bytes) -> str:
-    return "".join(c if c.isprintable() else "\ufffd" for c in spelt.decode("utf-8", "replace"))
+def _printable(raw: bytes) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in raw.decode("utf-8", "replace"))
 
 
 def group_words(front: TextTokenizer, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
-    """Ids put together to words: (word, places of its ids); a special token by its name is a word of its own."""
+    """Group ids into words: (word, positions of its ids). A special token is a word by itself."""
     found: list[tuple[bytes, list[int]]] = []
-    for place, id in enumerate(ids):
-        spelt = front.token_bytes(id)
+    for position, id in enumerate(ids):
+        token = front.token_bytes(id)
         special = front.decode([id]) == ""
-        if not found or special or spelt[:1].isspace():
-            found.append((spelt, [place]))
+        if not found or special or token[:1].isspace():
+            found.append((token, [position]))
         else:
-            found[-1] = (found[-1][0] + spelt, [*found[-1][1], place])
-    return [(_shown(w.strip()), places) for w, places in found]
+            found[-1] = (found[-1][0] + token, [*found[-1][1], position])
+    return [(_printable(w.strip()), positions) for w, positions in found]

@@ -1,7 +1,7 @@
-"""Telling in words what an image, a sound or a clip holds: a decoder reads its tokens by cross-attention.
+"""Captioning of images, audio or video: a decoder with cross-attention to the source tokens.
 
-Speech-to-text is the same class with a front-end for sound. The first such model was Show, Attend and Tell (Xu et al.
-2015); the form here, one encoder and one decoder of the same blocks, is Vaswani et al.'s (2017), and Whisper's.
+Speech-to-text is the same class with an AudioTokenizer. The first such model was Show, Attend and Tell (Xu et al. 2015);
+the encoder-decoder Transformer used here is that of Vaswani et al. (2017) and Whisper.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from worldtokens.tasks.seq2seq.alignment import Looking, look
+from worldtokens.tasks.seq2seq.alignment import CrossAttention, cross_attention
 from worldtokens.tasks.seq2seq.model import EncoderDecoder
 
 
 class Captioner(EncoderDecoder):
-    """Writes the text column from all the others; arguments as in `EncoderDecoder`.
+    """Generates the text column from all other columns; arguments as in `EncoderDecoder`.
 
         wt.Captioner({"image": wt.ImageTokenizer(...), "text": wt.TextTokenizer(...)}, decoder=wt.Transformer(..., cross=True))
 
-    Any column but the text is read: put an `AudioTokenizer` under ``"audio"`` and it writes down speech. Rows may lack a
-    column, and several are set side by side.
+    Every column except the text is a source: with an `AudioTokenizer` under ``"audio"`` the model transcribes speech. The
+    tokens of several sources are concatenated; rows may lack a column.
     """
 
     def caption(
@@ -34,28 +34,28 @@ class Captioner(EncoderDecoder):
         """Sources -> texts.
 
         Args:
-            sources: rows such as ``{"image": "cat.jpg"}``, or, where one column is read, what its front-end reads.
-            beams: continuations kept alive in the search; 1 takes the likeliest id each time.
-            max_new_tokens: the longest answer; None: the model's own setting.
+            sources: rows such as ``{"image": "cat.jpg"}``; with one source column also bare inputs of its tokenizer.
+            beams: beams of the search; 1 is greedy.
+            max_new_tokens: the most ids per text; None: the model's setting.
             length_penalty: see `beam_search`.
-            prefix: ids or special tokens that the answer is told to begin with, instead of the model's own.
-            batch_size: sources worked on at a time.
+            prefix: ids or special tokens at the start of every text, in place of the model's own.
+            batch_size: sources per batch.
 
         Raises:
             InputError: a source cannot be read.
         """
-        how = {"beams": beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
-        return self.answer(sources, batch_size, prefix=prefix, **how)
+        options = {"beams": beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
+        return self.generate_texts(sources, batch_size, prefix=prefix, **options)
 
-    def look(self, source: Any, text: str | None = None) -> Looking:
-        """Where the decoder looks for each id that it writes; `apps.attention_look` draws it.
+    def cross_attention(self, source: Any, text: str | None = None) -> CrossAttention:
+        """Cross-attention weights for each id of a caption; `figures.attention` draws them.
 
         Args:
-            source: as `caption` takes it.
-            text: what it is told to write. None: its own caption.
+            source: a source, as in `caption`.
+            text: the caption. None: the generated one.
 
         Raises:
-            InputError: the source cannot be read, or the decoder has no attention to its context.
+            InputError: the source cannot be read, or the decoder has no cross-attention.
         """
         row = source if isinstance(source, Mapping) else {self.sources[0]: source}
-        return look(self, row, self.caption([row])[0] if text is None else text)
+        return cross_attention(self, row, self.caption([row])[0] if text is None else text)

@@ -1,7 +1,7 @@
-"""From one language to another: an encoder reads the source, a decoder writes the target.
+"""Machine translation with an encoder and a decoder.
 
-The same class holds the road that led here, by its trunks alone: a vector of fixed size between two recurrent networks
-(Cho et al. 2014; Sutskever et al. 2014), additive attention (Bahdanau et al. 2015), the Transformer (Vaswani et al. 2017).
+The trunks select the model: two recurrent networks with a vector of fixed size in between (Cho et al. 2014; Sutskever et
+al. 2014), additive attention (Bahdanau et al. 2015), or the Transformer (Vaswani et al. 2017).
 
     wt.Translator(columns, encoder=wt.Recurrent("gru", 256), decoder=wt.Recurrent("gru", 256, cross=True))
     wt.Translator(columns, encoder=wt.Recurrent("gru", 256, bidirectional=True), decoder=wt.AdditiveDecoder(256))
@@ -13,18 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from worldtokens.errors import InputError
-from worldtokens.tasks.seq2seq.alignment import Alignment, look, pieces
+from worldtokens.tasks.seq2seq.alignment import Alignment, cross_attention, token_strings
 from worldtokens.tasks.seq2seq.model import EncoderDecoder
 
 
 class Translator(EncoderDecoder):
-    """Writes the column ``"target"`` from the column ``"text"``; other arguments as in `EncoderDecoder`.
+    """Generates the column ``"target"`` from the column ``"text"``; other arguments as in `EncoderDecoder`.
 
-    The source's front-end reads its text together (``causal=False``), or left to right where the encoder is recurrent in
-    one direction.
+    The source tokenizer is bidirectional (``causal=False``), or causal if the encoder is a unidirectional RNN.
     """
 
-    written = "target"
+    target_column = "target"
 
     def translate(
         self,
@@ -38,36 +37,38 @@ class Translator(EncoderDecoder):
         """Texts -> translations.
 
         Args:
-            texts: a list of str, or one.
-            beams: continuations kept alive in the search; 1 takes the likeliest id each time.
-            max_new_tokens: the longest answer; None: the model's own setting.
+            texts: a list of texts, or one text.
+            beams: beams of the search; 1 is greedy.
+            max_new_tokens: the most ids per translation; None: the model's setting.
             length_penalty: see `beam_search`.
-            prefix: ids or special tokens that the answer is told to begin with, instead of the model's own.
-            batch_size: texts worked on at a time.
+            prefix: ids or special tokens at the start of every translation, in place of the model's own.
+            batch_size: texts per batch.
 
         Raises:
             InputError: a text cannot be read.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        how = {"beams": beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
-        return self.answer(texts, batch_size, prefix=prefix, **how)
+        options = {"beams": beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
+        return self.generate_texts(texts, batch_size, prefix=prefix, **options)
 
     def align(self, text: str, target: str | None = None, layer: int = -1, beams: int = 1) -> Alignment:
-        """Where the decoder looks in `text` before it writes each piece, the mean over heads.
+        """Cross-attention weights of each target token over the source tokens, the mean over heads.
 
         Args:
-            text: the source.
-            target: what it is told to write. None: its own translation.
-            layer: of the decoder.
-            beams: of the search for its own translation.
+            text: the source text.
+            target: the target text. None: the generated translation.
+            layer: index of the decoder layer.
+            beams: beams of the search for the generated translation.
 
         Raises:
-            InputError: the decoder has no attention to its context.
+            InputError: the decoder has no cross-attention, or the source is no text.
         """
         if len(self.sources) != 1 or not hasattr(self.tokenizers[self.sources[0]], "spell"):
-            raise InputError("an alignment is between two texts: this model reads something else")
+            raise InputError(f"an alignment needs one text source, this model has the sources {self.sources}")
         target = self.translate(text, beams=beams)[0] if target is None else target
         source = self.tokenizers[self.sources[0]]
-        seen = look(self, {self.sources[0]: text}, target)
-        read = source.read(text).tolist()
-        return Alignment(pieces(self.front, seen.written), pieces(source, read), seen.weights[layer])
+        attention = cross_attention(self, {self.sources[0]: text}, target)
+        ids = source.read(text).tolist()
+        return Alignment(
+            token_strings(self.front, attention.ids), token_strings(source, ids), attention.weights[layer]
+        )
