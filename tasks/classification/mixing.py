@@ -1,4 +1,4 @@
-"""MixUp and CutMix of whole batches by torchvision (Zhang et al. 2017, Yun et al. 2019), with labels that may be missing."""
+"""MixUp and CutMix of a batch by torchvision (Zhang et al. 2017, Yun et al. 2019); labels may be missing."""
 
 from __future__ import annotations
 

@@ -79,17 +79,14 @@ class Diffusion(Task):
             or not 0 <= condition_dropout < 1
         ):
             raise ValueError(
-                f"timestep_sampling={timestep_sampling!r}, prediction={prediction!r}, condition_dropout={condition_dropout}: expected 'logit_normal' or 'uniform', 'velocity' or "
-                "'data', and 0 to below 1"
+                f"timestep_sampling={timestep_sampling!r}, prediction={prediction!r}, "
+                f"condition_dropout={condition_dropout}: expected 'logit_normal' or 'uniform', 'velocity' or 'data', "
+                "and 0 to below 1"
             )
         self.tokenizers, self.trunk, self.encoder = nn.ModuleDict(tokenizers), trunk, encoder
         self.target, self.sources = target, [c for c in tokenizers if c != target]
-        self.condition_dropout, self.timestep_sampling, self.timestep_mean, self.prediction = (
-            condition_dropout,
-            timestep_sampling,
-            timestep_mean,
-            prediction,
-        )
+        self.condition_dropout, self.prediction = condition_dropout, prediction
+        self.timestep_sampling, self.timestep_mean = timestep_sampling, timestep_mean
         self._check_widths()
         dim = trunk.dim
         self.space = make_space(self.front)
@@ -121,10 +118,13 @@ class Diffusion(Task):
             )
         widths = {c: self.tokenizers[c].dim for c in self.sources}
         width = get_context_dim(self.trunk) if self.encoder is None else self.encoder.dim
-        if set(widths.values()) - {width} or (self.encoder and self.encoder.dim != get_context_dim(self.trunk)):
+        if set(widths.values()) - {width} or (
+            self.encoder and self.encoder.dim != get_context_dim(self.trunk)
+        ):
             raise ValueError(
                 f"the condition's tokenizers have dim {widths}, the encoder "
-                f"{self.encoder and self.encoder.dim}, the trunk's cross-attention {get_context_dim(self.trunk)}: expected one width"
+                f"{self.encoder and self.encoder.dim}, the trunk's cross-attention {get_context_dim(self.trunk)}: "
+                "expected one width"
             )
 
     @property
@@ -151,7 +151,9 @@ class Diffusion(Task):
         if not self.sources:
             return None
         rows, has = batch["rows"], batch["has"]
-        parts = [scatter_rows(self.tokenizers[c](batch[c]), has.get(c), rows) for c in self.sources if c in batch]
+        parts = [
+            scatter_rows(self.tokenizers[c](batch[c]), has.get(c), rows) for c in self.sources if c in batch
+        ]
         if not parts:
             return null_tokens(self.null, [True] * rows)
         context = concat_tokens(parts)
@@ -191,9 +193,7 @@ class Diffusion(Task):
         time = _broadcast(t, clean)
         predicted = self.velocity((1 - time) * noise + time * clean, t, context)
         target = clean - noise
-        if (
-            self.prediction == "data"
-        ):  # the same divisor on both sides, so that the correct image has no error
+        if self.prediction == "data":  # an equal divisor on both sides: the correct image has no error
             target = target * (1 - time) / self._time_left(t, clean)
         return (predicted - target).square().flatten(1).mean(1)
 
@@ -206,15 +206,12 @@ class Diffusion(Task):
         b, has = len(clean), batch["has"].get(self.target)
         # drawn on the CPU: dropped rows determine lengths, which are needed without a device sync
         dropped = (torch.rand(batch["rows"]) < self.condition_dropout).tolist()
-        t = (
-            (torch.randn(b) + self.timestep_mean).sigmoid()
-            if self.timestep_sampling == "logit_normal"
-            else torch.rand(b)
-        )
+        logit_normal = self.timestep_sampling == "logit_normal"
+        t = (torch.randn(b) + self.timestep_mean).sigmoid() if logit_normal else torch.rand(b)
         context = self.condition(batch, dropped)
         if has is not None and context is not None:
             context = context[list(has)]
-        each = self.errors(clean, torch.randn_broadcast(clean), t.to(clean.device), context)
+        each = self.errors(clean, torch.randn_like(clean), t.to(clean.device), context)
         return {"loss": each.mean()}
 
     # ---- inference ---------------------------------------------------------------------------------------

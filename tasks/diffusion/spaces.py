@@ -19,7 +19,7 @@ from worldtokens.tasks.classification.mixing import normalized_images
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.discrete.tokenizer import DiscreteTokenizer
 from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
-from worldtokens.tokenizers.patches import grid_coords, grid_of, sides, sincos_positions, unpatchify
+from worldtokens.tokenizers.patches import grid_coords, grid_size, sides, sincos_positions, unpatchify
 from worldtokens.tokens import Tokens
 
 
@@ -77,7 +77,7 @@ class Pixels(nn.Module):
 
     def unfold(self, front: ImageTokenizer, out: Tensor, like: Tensor) -> Tensor:
         """(B, N, P) -> (B, 3, H, W)"""
-        return unpatchify(out[:, front.prefix :], front.patch, grid_of(like.shape[2:], front.patch))
+        return unpatchify(out[:, front.prefix :], front.patch, grid_size(like.shape[2:], front.patch))
 
     def images(self, front: ImageTokenizer, x: Tensor) -> list[Image.Image]:
         """(B, 3, H, W) -> B PIL images."""

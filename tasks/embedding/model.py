@@ -1,4 +1,4 @@
-"""Encoder of one modality: one vector per sample, such as a sentence or an image. Published encoders load as this class."""
+"""Encoder of one modality: one vector per sample. Published encoders load as this class."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class ImageLM(Task):
             )
         if not image.causal or text.pad_to_context or (text_weight and not text.causal):
             raise ValueError(
-                "codes are predicted causally: the image tokenizer needs causal=True, the text tokenizer pad_to_context=False, "
+                "codes are causal: the image tokenizer needs causal=True, the text tokenizer pad_to_context=False, "
                 "and causal=True where text_weight is above 0"
             )
         if not 0 <= condition_dropout < 1 or text_weight < 0:

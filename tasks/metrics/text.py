@@ -30,7 +30,8 @@ def text_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
     """
     if len(answers) != len(references) or not answers or not all(references):
         raise InputError(
-            f"{len(answers)} answers and {len(references)} lists of references: expected equal numbers, and one or more references each"
+            f"{len(answers)} answers and {len(references)} lists of references: expected equal numbers, and one or more "
+            "references each"
         )
     try:
         import sacrebleu

@@ -44,7 +44,7 @@ def prompt_row(chat: Chat, pad: int) -> ChatRow:
 
 
 def training_row(chat: Chat, ends: Collection[int], pad: int) -> ChatRow:
-    """Encodes a conversation with its answers as labels: the assistant's tokens, up to and including the first of `ends`.
+    """Encodes a conversation with its answers as labels: the assistant's tokens, up to the first of `ends`, inclusive.
 
     Raises:
         InputError: the template renders a question differently once it is answered, so answers cannot be located.
@@ -136,8 +136,8 @@ def fit_context(
                 return row
     sizes = ", ".join(f"{m.column} {m.size}" for _, m in row.media) or "none"
     raise InputError(
-        f"the last question has {len(row.ids)} tokens (of media: {sizes}), more than the context of {context}: shorten it, "
-        "send fewer media, or reduce their tokens (a Resampler with fewer latents)"
+        f"the last question has {len(row.ids)} tokens (of media: {sizes}), more than the context of {context}: shorten "
+        "it, send fewer media, or reduce their tokens (a Resampler with fewer latents)"
     )
 
 

@@ -5,7 +5,7 @@ placed where the conversation has them: any number per text, in any order. A med
 everything before them; text attends causally. `Tokens.block` alone expresses this, so the trunk is that of any language
 model, from scratch or published (LLaVA, Liu et al. 2023; Flamingo's resampler, Alayrac et al. 2022).
 
-Shapes: B rows, N tokens, D width of the language model, M media of a column, K tokens of one medium, T tokens of all media.
+Shapes: B rows, N tokens, D width of the language model, M media of a column with K tokens each, T media tokens.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class MultimodalLM(Task):
         self.projectors, self.encoders = nn.ModuleDict(projectors or {}), nn.ModuleDict(encoders or {})
         if extra := ({*self.projectors, *self.encoders} - {*tokenizers}) or ({"text"} & {*tokenizers}):
             raise ValueError(
-                f"columns {sorted(extra)}: projectors and encoders need a tokenizer, one of {sorted(tokenizers)}, and text is "
-                "the language model's"
+                f"columns {sorted(extra)}: projectors and encoders need a tokenizer, one of {sorted(tokenizers)}; text belongs "
+                "to the language model"
             )
         for name in tokenizers:
             self._check_widths(name)
@@ -99,7 +99,7 @@ class MultimodalLM(Task):
         width = self.tokenizers[name].dim
         if name in self.encoders and self.encoders[name].dim != width:
             raise ValueError(
-                f"the {name!r} tokenizer has dim={width}, its encoder dim={self.encoders[name].dim}: expected equal ones"
+                f"the {name!r} tokenizer has dim={width}, its encoder dim={self.encoders[name].dim}: expected one width"
             )
         projector, target = dict(self.projectors).get(name), self.language_model.front.dim
         dims = (width, width) if projector is None else (projector.context_dim, projector.dim)
