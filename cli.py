@@ -1,6 +1,6 @@
-"""The `worldtokens` command: a table of subcommands, each loaded when it is called.
+"""The `worldtokens` command: a table of subcommands, each imported when it is called.
 
-Nothing here imports torch, so `worldtokens --help` answers at once.
+Nothing here imports torch, so `worldtokens --help` is fast.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ from worldtokens.errors import InputError
 COMMANDS = {
     "demo": (
         "worldtokens.apps.demo.command:main",
-        "train on the embedded image set, then search it by words",
+        "train a small CLIP on the included images, then search them by text",
     ),
-    "train": ("worldtokens.apps.train.command:main", "train what a recipe describes"),
-    "index": ("worldtokens.apps.index.command:main", "embed a folder's files so that they can be searched"),
-    "search": ("worldtokens.apps.search.command:main", "search an index by words or by a file"),
+    "train": ("worldtokens.apps.train.command:main", "train a model from a recipe"),
+    "index": ("worldtokens.apps.index.command:main", "embed the files of a folder into a searchable index"),
+    "search": ("worldtokens.apps.search.command:main", "search an index by text, image or another file"),
     "tokens": (
         "worldtokens.apps.tokens.command:main",
-        "what files become: tokens, grids, positions; --show draws them",
+        "show how files are tokenised: counts, grids, positions; --show draws them",
     ),
-    "results": ("worldtokens.evals.results:main", "measure tasks beside their baselines; write the table"),
+    "results": (
+        "worldtokens.evals.results:main",
+        "evaluate tasks against their baselines and write docs/results.md",
+    ),
 }
 
 
 def usage() -> str:
+    """Text of `worldtokens --help`."""
     lines = [
         "usage: worldtokens COMMAND [...]",
         "",
@@ -37,21 +41,21 @@ def usage() -> str:
         "",
     ]
     lines += [f"  {name:<8} {line}" for name, (_, line) in COMMANDS.items()]
-    lines += ["", "worldtokens COMMAND --help tells more; worldtokens --version tells the version."]
-    lines += ["WORLDTOKENS_DEBUG=1 shows where an error comes from."]
+    lines += ["", "worldtokens COMMAND --help shows its options; worldtokens --version prints the version."]
+    lines += ["WORLDTOKENS_DEBUG=1 prints the traceback of an input error."]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a subcommand and leave with its exit status.
+    """Run a subcommand and exit with its status.
 
-    0: done; 2: something given cannot be used (one line on stderr says what); 130: interrupted.
+    0: success; 2: an input error, with one line on stderr; 130: interrupted.
     """
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def run(argv: list[str]) -> int:
-    """Run a subcommand; its exit status."""
+    """Run a subcommand; returns its exit status."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -76,7 +80,7 @@ def run(argv: list[str]) -> int:
         return _fail(str(e))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `worldtokens ... | head` closed its end
+    except BrokenPipeError:  # e.g. `worldtokens ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 

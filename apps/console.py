@@ -1,4 +1,4 @@
-"""What the commands share: progress in a terminal and in a pipe, and the device."""
+"""What the commands share: progress bars, and the choice of the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worldtokens.errors import InputError
 
 @contextlib.contextmanager
 def progress(label: str, every: float = 10.0) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr in a terminal, a line every `every` seconds elsewhere; yields ``report(done, total)``."""
+    """A progress bar on stderr in a terminal, a line every `every` seconds elsewhere; yields ``report(done, total)``."""
     console = Console(stderr=True)
     if console.is_terminal:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -35,17 +35,19 @@ def progress(label: str, every: float = 10.0) -> Iterator[Callable[[int, int], N
     yield report
 
 
-def pick_device(asked: str | None) -> str:
-    """The device asked for, else the GPU if there is one.
+def pick_device(requested: str | None) -> str:
+    """The requested device; by default the GPU if there is one, else the CPU.
 
     Raises:
-        InputError: torch does not know the device, or this machine lacks it.
+        InputError: torch does not know the device, or this machine does not have it.
     """
     import torch
 
-    if asked is None:
+    if requested is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return str(torch.empty(0, device=asked).device)
+        return str(torch.empty(0, device=requested).device)
     except (RuntimeError, AssertionError) as e:
-        raise InputError(f"--device {asked}: {str(e).splitlines()[0]}; expected cpu, cuda or cuda:N") from e
+        raise InputError(
+            f"--device {requested}: {str(e).splitlines()[0]}; expected cpu, cuda or cuda:N"
+        ) from e

@@ -1,4 +1,4 @@
-"""An image of which classes are taken for which."""
+"""Figure of a confusion matrix."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from worldtokens.errors import InputError
 def confusion_figure(
     matrix: Tensor, names: Sequence[str | int] | None, out: str | os.PathLike, title: str = ""
 ) -> Path:
-    """Write a confusion matrix as PNG: counts in the fields, shades by the share of each true class.
+    """Draw a confusion matrix as PNG: counts in the cells, shaded by their share of the true class.
 
     Args:
-        matrix: (C, C) counts, the truth down, the answer across, as `Classifier.confusion` gives.
-        names: of the C classes; None: their numbers.
-        out: the file; its folder is made.
-        title: above the image; the share of right answers is added.
+        matrix: (C, C) counts, true classes down, predicted classes across, as `Classifier.confusion` returns.
+        names: names of the C classes; None: their indices.
+        out: path of the PNG; its folder is created.
+        title: title of the figure; the accuracy is appended.
 
     Returns:
-        The path written.
+        The path.
 
     Raises:
-        InputError: the matrix is not square, or the names are of another number.
+        InputError: the matrix is not square, or the number of names differs from C.
     """
     counts = torch.as_tensor(matrix).cpu()
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not len(counts):
@@ -36,7 +36,7 @@ def confusion_figure(
     names = [str(name) for name in (range(n) if names is None else names)]
     if len(names) != n:
         raise InputError(f"found {len(names)} names for a confusion matrix of {n} classes")
-    # drawn without pyplot, which would pick a window system
+    # without pyplot, which would select a GUI backend
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -48,18 +48,18 @@ def confusion_figure(
     shade = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(n), names, rotation=90 if max(map(len, names)) > 2 else 0)
     axes.set_yticks(range(n), [f"{name}  ({int(t)})" for name, t in zip(names, totals, strict=True)])
-    axes.set_xlabel("answer")
-    axes.set_ylabel("truth (rows)")
-    if n <= 40:  # more fields than that are too small to hold a number
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class (count)")
+    if n <= 40:  # cells of larger matrices are too small for a number
         size = 9 if n <= 20 else 6
         for i in range(n):
             for j in range(n):
                 if counts[i, j]:
                     ink = "white" if share[i, j] > 0.55 else "black"
                     axes.text(j, i, int(counts[i, j]), ha="center", va="center", color=ink, fontsize=size)
-    right = int(counts.diagonal().sum())
-    told = f"{right} of {int(counts.sum())} right ({right / max(1, int(counts.sum())):.1%})"
-    axes.set_title(f"{title}: {told}" if title else told, fontsize=11)
+    correct, total = int(counts.diagonal().sum()), int(counts.sum())
+    accuracy = f"accuracy {correct / max(1, total):.1%} ({correct} of {total})"
+    axes.set_title(f"{title}: {accuracy}" if title else accuracy, fontsize=11)
     figure.colorbar(shade, ax=axes, label="share of the true class", fraction=0.046)
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
-"""The image sheet: queries down the page, what was found for each from left to right, as PNG and as HTML.
+"""Image sheet of search results as PNG and HTML: one row per query, its results from left to right.
 
-The PNG is for looking at and for showing around; the HTML page holds its thumbnails in itself, so that it opens
-from disk without a server and can be sent to someone.
+The HTML page embeds its thumbnails, so it opens from disk without a server and without other files.
 """
 
 from __future__ import annotations
@@ -18,39 +17,40 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from worldtokens.data.files import modality_of, shown
+from worldtokens.data.files import modality_of, printable
 from worldtokens.parts import write_whole
 
 THUMB, GAP, MARGIN = 144, 16, 28  # pixels
-PER_LINE = 8  # thumbnails side by side; more go on in a second line
+PER_LINE = 8  # thumbnails per line; further ones go to the next line
 _TITLE, _CAPTION, _HEAD = 22, 14, 28  # font sizes
 _INK, _PALE, _LINE, _MARK = (24, 28, 36), (104, 112, 124), (222, 226, 232), (22, 138, 84)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A thumbnail: the file, its score, and the words under it (default: the file's name).
+    """A thumbnail: a file, its score, and its caption (default: the file's name).
 
-    `right` is True for an answer known to be right; it gets a frame and a tick.
+    `correct` marks a result known to be correct: it has a green frame and a tick.
     """
 
     path: str
     score: float
     caption: str | None = None
-    right: bool = False
+    correct: bool = False
 
     @property
-    def words(self) -> str:
-        return self.caption if self.caption is not None else shown(Path(self.path).stem)
+    def label(self) -> str:
+        """Text under the thumbnail."""
+        return self.caption if self.caption is not None else printable(Path(self.path).stem)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A query and its answers, best first; `image` is the file that was asked with, if any."""
+    """A query and its results, best first; `image` is the path of the query image, if there is one."""
 
     title: str
     cells: Sequence[Cell]
-    picture: str | None = None
+    image: str | None = None
 
 
 def save_sheet(
@@ -60,9 +60,9 @@ def save_sheet(
 
     Args:
         rows: the queries.
-        out: path without an extension (``.png`` or ``.html`` at its end is taken off).
-        title: a line above everything.
-        note: a small line under the title.
+        out: path without extension (``.png`` or ``.html`` is removed).
+        title: heading of the sheet.
+        note: smaller line under the heading.
 
     Returns:
         The two paths.
@@ -82,34 +82,34 @@ def save_sheet(
 
 
 def thumbnail(path: str, size: int = THUMB) -> Image.Image:
-    """A file as a square RGB image: whole, unstretched, in the middle of white.
+    """Square RGB thumbnail of a file: the whole image, aspect ratio kept, centred on white.
 
-    A clip shows its first frame; what cannot be shown gets a grey tile that says what it is.
+    A video gives its first frame; other files give a grey tile with their modality.
     """
     kind = modality_of(path)
     try:
-        picture = _first_frame(path) if kind == "video" else _open(path, size)
-    except Exception:  # a sheet is drawn to the end: the tile says that this one cannot be shown
-        picture = None
+        image = _first_frame(path) if kind == "video" else _open(path, size)
+    except Exception:  # one unreadable file must not stop the sheet: it gets a grey tile
+        image = None
     out = Image.new("RGB", (size, size), "white")
-    if picture is None:
-        label = kind if kind not in (None, "image") else "cannot be shown" if os.path.exists(path) else "gone"
+    if image is None:
+        label = kind if kind not in (None, "image") else "unreadable" if os.path.exists(path) else "missing"
         ImageDraw.Draw(out).rectangle((0, 0, size - 1, size - 1), fill=(238, 240, 243))
         font = _font(label, _CAPTION)
         ImageDraw.Draw(out).text((size / 2, size / 2), label, fill=_PALE, font=font, anchor="mm")
         return out
-    scale = size / max(picture.size)
-    new = tuple(max(1, round(side * scale)) for side in picture.size)
-    picture = picture.resize(new, Image.Resampling.BICUBIC if scale > 1 else Image.Resampling.LANCZOS)
-    out.paste(picture, ((size - new[0]) // 2, (size - new[1]) // 2))
+    scale = size / max(image.size)
+    new = tuple(max(1, round(side * scale)) for side in image.size)
+    image = image.resize(new, Image.Resampling.BICUBIC if scale > 1 else Image.Resampling.LANCZOS)
+    out.paste(image, ((size - new[0]) // 2, (size - new[1]) // 2))
     return out
 
 
 def _open(path: str, size: int) -> Image.Image:
     with Image.open(path) as im:
-        im.draft("RGB", (2 * size, 2 * size))  # a JPEG is decoded no larger than needed
+        im.draft("RGB", (2 * size, 2 * size))  # decodes a JPEG at reduced size
         im.load()
-        if im.mode.startswith("I") or im.mode == "F":  # 16 bits a pixel and more: PIL would clip, not scale
+        if im.mode.startswith("I") or im.mode == "F":  # 16 or more bits per pixel: PIL would clip, not scale
             low, high = im.getextrema()
             im = im.point(lambda v: (v - low) * (255 / max(high - low, 1))).convert("L")
         im = ImageOps.exif_transpose(im)
@@ -123,8 +123,8 @@ def _open(path: str, size: int) -> Image.Image:
 def _first_frame(path: str) -> Image.Image:
     import av
 
-    with av.open(path) as clip:
-        return next(clip.decode(video=0)).to_image()
+    with av.open(path) as video:
+        return next(video.decode(video=0)).to_image()
 
 
 # ---- type ------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _first_frame(path: str) -> Image.Image:
 
 @functools.cache
 def _dejavu(bold: bool) -> tuple[str, dict]:
-    """The font that matplotlib ships, and its table of characters."""
+    """Path of the font that matplotlib ships, and its character map."""
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
@@ -143,7 +143,7 @@ def _dejavu(bold: bool) -> tuple[str, dict]:
 
 @functools.cache
 def _system_faces() -> list[tuple[str, dict]]:
-    """The system's fonts, for scripts that DejaVu lacks, such as Chinese and Japanese."""
+    """Fonts of the system, for scripts that DejaVu lacks, such as Chinese and Japanese."""
     from matplotlib import font_manager
     from matplotlib.ft2font import FT2Font
 
@@ -151,14 +151,14 @@ def _system_faces() -> list[tuple[str, dict]]:
     for file in sorted(font_manager.findSystemFonts(fontext="ttf")):
         try:
             faces.append((file, FT2Font(file).get_charmap()))
-        except (RuntimeError, OSError):  # colour fonts and the like, which cannot be drawn with
+        except (RuntimeError, OSError):  # e.g. colour fonts, which PIL cannot draw
             continue
     return faces
 
 
 @functools.lru_cache(maxsize=1024)
 def _font(text: str, size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """DejaVu, or the first font of the system that has more of the text's characters."""
+    """DejaVu, or the system font that has the most of the text's characters if DejaVu lacks some."""
     file, known = _dejavu(bold)
     letters = {ord(c) for c in text if not c.isspace()}
     if not letters <= known.keys():
@@ -167,12 +167,12 @@ def _font(text: str, size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
 
 
 def _cut(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    """The text, or as much of it as fits and an ellipsis."""
+    """The text, truncated with an ellipsis to `width` pixels."""
     text = " ".join(text.split())
     if font.getlength(text) <= width:
         return text
     low, high = 0, len(text)
-    while low < high:  # the longest beginning that fits
+    while low < high:  # the longest prefix that fits
         middle = (low + high + 1) // 2
         low, high = (
             (middle, high) if font.getlength(text[:middle].rstrip() + "…") <= width else (low, middle - 1)
@@ -181,7 +181,7 @@ def _cut(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
 
 
 def _lines(text: str, font: ImageFont.FreeTypeFont, width: float, most: int) -> list[str]:
-    """The text in at most `most` lines, broken between words, the last one cut."""
+    """The text in at most `most` lines, wrapped between words, the last one truncated."""
     words, lines = text.split(), []
     while words and len(lines) < most - 1:
         n = 1
@@ -202,7 +202,7 @@ _ROW_HEAD = 44
 def cell_box(
     rows: Sequence[Row], row: int, column: int, title: str = "", note: str = ""
 ) -> tuple[int, int, int, int]:
-    """Where a thumbnail lies in the PNG: left, top, right, bottom in pixels."""
+    """Box of a thumbnail in the PNG: left, top, right, bottom in pixels."""
     top = MARGIN + _head_height(title, note)
     top += sum(_row_height(r) for r in rows[:row]) + _ROW_HEAD
     left, line = _left(rows), column // PER_LINE
@@ -211,8 +211,8 @@ def cell_box(
 
 
 def _left(rows: Sequence[Row]) -> int:
-    """Query images stand in a column of their own, if there are any."""
-    return MARGIN + (THUMB + 2 * GAP if any(r.picture for r in rows) else 0)
+    """Left edge of the results: right of a column of query images, if there are any."""
+    return MARGIN + (THUMB + 2 * GAP if any(r.image for r in rows) else 0)
 
 
 def _head_height(title: str, note: str) -> int:
@@ -224,7 +224,7 @@ def _row_height(row: Row) -> int:
 
 
 def draw_sheet(rows: Sequence[Row], title: str = "", note: str = "") -> Image.Image:
-    """The sheet as an RGB image on white; `cell_box` tells where each thumbnail lies."""
+    """The sheet as an RGB image on white; `cell_box` gives the box of each thumbnail."""
     columns = max([3, *(min(len(r.cells), PER_LINE) for r in rows)])
     width = _left(rows) + columns * (THUMB + GAP) - GAP + MARGIN
     height = 2 * MARGIN + _head_height(title, note) + sum(map(_row_height, rows)) - GAP
@@ -242,13 +242,13 @@ def draw_sheet(rows: Sequence[Row], title: str = "", note: str = "") -> Image.Im
             draw.line((MARGIN, top - 8, width - MARGIN, top - 8), fill=_LINE)
         font = _font(row.title, _TITLE, bold=True)
         draw.text((MARGIN, top + 2), _cut(row.title, font, inner), fill=_INK, font=font)
-        if row.picture:
+        if row.image:
             box = (MARGIN, top + _ROW_HEAD)
-            sheet.paste(thumbnail(row.picture), box)
+            sheet.paste(thumbnail(row.image), box)
             _frame(draw, (*box, box[0] + THUMB, box[1] + THUMB), _INK)
-            draw.text((MARGIN, box[1] + THUMB + 7), "asked with", fill=_PALE, font=_font("a", _CAPTION))
+            draw.text((MARGIN, box[1] + THUMB + 7), "query image", fill=_PALE, font=_font("a", _CAPTION))
         if not row.cells:
-            draw.text((_left(rows), top + _ROW_HEAD), "nothing found", fill=_PALE, font=_font("a", _CAPTION))
+            draw.text((_left(rows), top + _ROW_HEAD), "no results", fill=_PALE, font=_font("a", _CAPTION))
         for j, cell in enumerate(row.cells):
             _draw_cell(sheet, draw, cell, cell_box(rows, i, j, title, note))
         top += _row_height(row)
@@ -260,17 +260,17 @@ def _draw_cell(
 ) -> None:
     x, y, _, bottom = box
     sheet.paste(thumbnail(cell.path), (x, y))
-    _frame(draw, box, _MARK if cell.right else _LINE, 3 if cell.right else 1)
-    score = f"{cell.score:.2f}" + (" ✓" if cell.right else "")
-    color = _MARK if cell.right else _INK
+    _frame(draw, box, _MARK if cell.correct else _LINE, 3 if cell.correct else 1)
+    score = f"{cell.score:.2f}" + (" ✓" if cell.correct else "")
+    color = _MARK if cell.correct else _INK
     draw.text((x, bottom + 7), score, fill=color, font=_font(score, _CAPTION, bold=True))
-    font = _font(cell.words, _CAPTION)
-    for n, line in enumerate(_lines(cell.words, font, THUMB, _CAPTION_LINES)):
+    font = _font(cell.label, _CAPTION)
+    for n, line in enumerate(_lines(cell.label, font, THUMB, _CAPTION_LINES)):
         draw.text((x, bottom + 25 + 18 * n), line, fill=_PALE, font=font)
 
 
 def _frame(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], color, width: int = 1) -> None:
-    """A frame around a thumbnail, outside of its pixels."""
+    """Frame around a thumbnail, outside its pixels."""
     x, y, right, bottom = box
     draw.rectangle(
         (x - width - 2, y - width - 2, right + width + 1, bottom + width + 1), outline=color, width=width
@@ -294,13 +294,13 @@ figure img { display: block; box-sizing: border-box; width: 100%; height: auto; 
   border: 1px solid var(--line); border-radius: .4rem }
 figcaption { color: var(--pale); overflow-wrap: anywhere; margin-top: .3rem }
 figcaption b { color: var(--ink) } a { color: inherit; text-decoration: none } a:hover { text-decoration: underline }
-.right img { outline: 3px solid var(--mark) } .right b { color: var(--mark) }
-.asked { margin: 0 0 1rem } .asked img { border-color: var(--ink) }
+.correct img { outline: 3px solid var(--mark) } .correct b { color: var(--mark) }
+.query { margin: 0 0 1rem } .query img { border-color: var(--ink) }
 """
 
 
 def html_sheet(rows: Sequence[Row], title: str = "", note: str = "", folder: str | os.PathLike = ".") -> str:
-    """The sheet as one HTML page that needs no other file; `folder` is where it will lie, for links to the files."""
+    """The sheet as a self-contained HTML page; `folder` is the page's folder, to which links to the files are relative."""
     e = html.escape
     heading = title or "Search results"
     parts = [
@@ -312,20 +312,20 @@ def html_sheet(rows: Sequence[Row], title: str = "", note: str = "", folder: str
         parts.append(f'<p class="note">{e(note)}</p>')
     for row in rows:
         parts.append(f"<section>\n<h2>{e(row.title)}</h2>")
-        if row.picture:
-            name = e(shown(Path(row.picture).name))
-            img = f'<img src="{_data_uri(row.picture)}" width="{THUMB}" height="{THUMB}" alt="{name}">'
-            parts.append(f'<figure class="asked">{img}<figcaption>asked with {name}</figcaption></figure>')
-        parts.append("<ol>" if row.cells else "<p>nothing found</p>")
-        for place, cell in enumerate(row.cells, 1):
-            name = shown(Path(cell.path).name)
-            alt = e(f"{place}. {cell.words}, score {cell.score:.2f}" + (", right" if cell.right else ""))
+        if row.image:
+            name = e(printable(Path(row.image).name))
+            img = f'<img src="{_data_uri(row.image)}" width="{THUMB}" height="{THUMB}" alt="{name}">'
+            parts.append(f'<figure class="query">{img}<figcaption>query image {name}</figcaption></figure>')
+        parts.append("<ol>" if row.cells else "<p>no results</p>")
+        for rank, cell in enumerate(row.cells, 1):
+            name = printable(Path(cell.path).name)
+            alt = e(f"{rank}. {cell.label}, score {cell.score:.2f}" + (", correct" if cell.correct else ""))
             img = f'<img src="{_data_uri(cell.path)}" width="{THUMB}" height="{THUMB}" alt="{alt}">'
-            tick, mark = (" ✓", ' class="right"') if cell.right else ("", "")
+            tick, mark = (" ✓", ' class="correct"') if cell.correct else ("", "")
             parts.append(
                 f"<li{mark}><figure>"
                 f'<a href="{e(_link(cell.path, folder))}" title="{e(name)}">{img}</a>'
-                f"<figcaption><b>{cell.score:.2f}{tick}</b><br>{e(cell.words)}</figcaption></figure></li>"
+                f"<figcaption><b>{cell.score:.2f}{tick}</b><br>{e(cell.label)}</figcaption></figure></li>"
             )
         parts.append("</ol>\n</section>" if row.cells else "</section>")
     return "\n".join([*parts, "</main>\n</body>\n</html>\n"])
@@ -333,13 +333,13 @@ def html_sheet(rows: Sequence[Row], title: str = "", note: str = "", folder: str
 
 def _data_uri(path: str) -> str:
     data = io.BytesIO()
-    picture = thumbnail(path, 2 * THUMB)  # sharp on screens with two dots a pixel
-    picture.save(data, "JPEG", quality=86)
+    image = thumbnail(path, 2 * THUMB)  # sharp on screens with a pixel ratio of 2
+    image.save(data, "JPEG", quality=86)
     return "data:image/jpeg;base64," + base64.b64encode(data.getvalue()).decode()
 
 
 def _link(path: str, folder: str | os.PathLike) -> str:
-    """A link from a page in `folder` to the file: relative, so that both can be moved together."""
+    """Relative link from a page in `folder` to the file, so that both can be moved together."""
     try:
         there = os.path.relpath(path, folder)
     except ValueError:  # another drive

@@ -1,4 +1,4 @@
-"""The `worldtokens` command as a person meets it."""
+"""The `worldtokens` command: help without torch, exit statuses, error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(*args, **options):
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], []])
-def test_answers_at_once_without_torch(args, tmp_path):
+def test_help_and_version_are_fast_and_import_no_torch(args, tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = command(*args, cwd=tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -37,12 +37,12 @@ def test_answers_at_once_without_torch(args, tmp_path):
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "worldtokens.cli" in loaded
     assert not loaded & {"torch", "numpy", "rich", "yaml", "jsonargparse", "argparse"}
-    # processor time, since the wall clock tells of other work on the machine
+    # processor time, since wall time depends on other load
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
 def test_every_command_exists():
-    """Each entry of the table leads to a function, and each answers --help."""
+    """Each entry of the table names a callable and has a line of help."""
     import importlib
 
     for where, line in cli.COMMANDS.values():
@@ -52,7 +52,7 @@ def test_every_command_exists():
 
 @pytest.fixture
 def fake(monkeypatch):
-    """A subcommand `fake` that does what the test says."""
+    """Installs a subcommand `fake` with the behaviour that the test passes."""
 
     def install(act):
         module = types.ModuleType("fake_command")
@@ -107,7 +107,7 @@ def test_unknown_commands_get_a_hint(capsys):
     assert "the commands are demo, train" in capsys.readouterr().err
 
 
-def test_train_says_what_it_wants(capsys):
+def test_train_help_and_errors(capsys):
     assert cli.run(["train", "--help"]) == 0
     out = capsys.readouterr().out
     assert "clip_emoji" in out and "--optim.lr" in out and "--resume" in out
@@ -121,7 +121,7 @@ def test_train_says_what_it_wants(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopping_a_real_run_saves_it(tmp_path, number, status):
-    """Ctrl-C as a terminal sends it, to the whole group with its workers: no traceback, and the run goes on."""
+    """Ctrl-C, sent to the whole process group with its workers: no traceback, and the run can be resumed."""
     args = [
         sys.executable,
         "-m",

@@ -1,6 +1,6 @@
-"""`worldtokens demo`: train on the embedded images, then search images that training never saw, by words.
+"""`worldtokens demo`: train a CLIP on the included images, then search the held-out images by text.
 
-The recipe is the shipped `clip_emoji`; whatever is printed was measured in this run on the held-out split.
+The recipe is the shipped `clip_emoji`; all printed figures are measured in this run on the held-out split.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from worldtokens.apps.console import pick_device
 from worldtokens.errors import InputError
 
 RECIPE, MARK = "clip_emoji", "demo.json"
-SHOWN = 8  # answers to a query on the sheet
+SHOWN = 8  # results per query on the sheet
 
-# A person's words for things in the held-out split, and the concepts that answer them (ids without gender and
-# skin tone). Neither the words nor the images were in training.
+# Free-text queries, each with the concept of the held-out split that answers it (an id without gender and skin tone).
+# Neither the query nor the concept's images are in the training split.
 QUERIES = {
     "a cat with black fur": "1F408-2B1B",
     "a blue book to read": "1F4D8",
@@ -36,8 +36,8 @@ QUERIES = {
 _HELP = """example:
   worldtokens demo --out /tmp/demo
 
-It writes OUT/model (the trained model), OUT/images (the held-out images and their index), OUT/sheet.png,
-OUT/sheet.html and OUT/demo.json (the figures).
+Writes OUT/model (the trained model), OUT/images (the held-out images and their index), OUT/sheet.png,
+OUT/sheet.html (results of the queries) and OUT/demo.json (all figures).
 """
 
 
@@ -45,22 +45,20 @@ def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = argparse.ArgumentParser(
         prog="worldtokens demo",
-        description="Train a small CLIP on the embedded image set, measure it on held-out images, and search them\n"
-        "by words. A few minutes on two CPU cores.",
+        description="Train a small CLIP on the included images, evaluate it on held-out images, and search them by text.\n"
+        "Takes a few minutes on two CPU cores.",
         epilog=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument(
-        "--out", default="worldtokens-demo", metavar="DIR", help="where to write (default %(default)s)"
+        "--out", default="worldtokens-demo", metavar="DIR", help="output folder (default %(default)s)"
     )
     length = p.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, metavar="N", help="training steps (default: the recipe's)")
     length.add_argument(
-        "--minutes", type=float, metavar="M", help="as many steps as this machine makes in M minutes"
+        "--minutes", type=float, metavar="M", help="train as many steps as fit into M minutes on this machine"
     )
-    length.add_argument(
-        "--reuse", action="store_true", help="search with the model that OUT holds, train nothing"
-    )
+    length.add_argument("--reuse", action="store_true", help="use the model in OUT instead of training")
     return p
 
 
@@ -68,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
     Raises:
-        InputError: something given cannot be used.
+        InputError: an argument is invalid.
     """
     args = parser().parse_args(argv)
     demo(args.out, steps=args.steps, minutes=args.minutes, reuse=args.reuse)
@@ -78,32 +76,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 def demo(
     out: str | Path, steps: int | None = None, minutes: float | None = None, reuse: bool = False
 ) -> dict[str, Any]:
-    """Train, measure, index, search, and say what to do next.
+    """Train, evaluate, index and search; print the figures and commands to try next.
 
     Args:
-        out: folder to write; one from an earlier demo is written anew.
+        out: output folder; the folder of an earlier demo is overwritten.
         steps: training steps. Default: the recipe's.
-        minutes: give this instead for as many steps as fit.
-        reuse: take the model that `out` holds.
+        minutes: training time in minutes, instead of `steps`.
+        reuse: use the model in `out` instead of training.
 
     Returns:
-        The figures, as written to `demo.json`.
+        The figures, as stored in `demo.json`.
 
     Raises:
-        InputError: `out` holds something else, or there is nothing to reuse.
+        InputError: `out` holds other files, or no model to reuse.
     """
     start, out = time.monotonic(), Path(out)
     if out.exists() and not (out / MARK).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} holds something that is not a demo's: name another folder with --out")
+        raise InputError(
+            f"{out} is not empty and was not written by the demo: choose another folder with --out"
+        )
     if (steps is not None and steps < 1) or (minutes is not None and minutes <= 0):
-        raise InputError("--steps and --minutes must be more than 0")
+        raise InputError("--steps and --minutes must be above 0")
     if reuse and not (out / "model").is_dir():
         raise InputError(
-            f"{out / 'model'} is not there to be reused: run `worldtokens demo` without --reuse first"
+            f"{out / 'model'} does not exist, so --reuse has no model: run `worldtokens demo` without --reuse first"
         )
     from worldtokens.apps.index.index import lancedb_or_error
 
-    lancedb_or_error()  # now, not after minutes of training
+    lancedb_or_error()  # fails now, not after minutes of training
     out.mkdir(parents=True, exist_ok=True)
     figures = json.loads((out / MARK).read_text()) if reuse else {}
     if not reuse:
@@ -115,25 +115,25 @@ def demo(
 
     saved = next((p for p in (out / "model" / "best", out / "model" / "last") if p.is_dir()), None)
     if saved is None:
-        raise InputError(f"{out / 'model'} holds no trained model: run `worldtokens demo` without --reuse")
+        raise InputError(f"{out / 'model'} has no trained model: run `worldtokens demo` without --reuse")
     model = load(saved, pick_device(None))
     rows = samples.open("emoji", split="test")
-    say("\nHow well it finds what it has never seen")
+    say(f"\nEvaluation on {len(rows)} held-out images")
     figures["held_out"] = model.evaluate(rows)
-    print_figures(figures["held_out"], rows)
+    print_retrieval(figures["held_out"], rows)
 
-    say("\nSearching the held-out images, one of each without its skin-tone twins")
-    folder, row_of = write_pictures(samples.open("emoji", split="test", skin_tones=False), out / "images")
+    say("\nSearch in the held-out images (without skin-tone variants)")
+    folder, row_of = write_images(samples.open("emoji", split="test", skin_tones=False), out / "images")
     figures["queries"] = search_all(model, saved, folder, row_of, out)
     figures["seconds"] = round(time.monotonic() - start, 1)
     figures["peak_memory_gb"] = peak_memory_gb()
     (out / MARK).write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    say_next(out, saved, folder, figures)
+    print_next_steps(out, saved, folder, figures)
     return figures
 
 
 def say(line: str = "") -> None:
-    """A line on stdout at once: a pipe would hold it back."""
+    """Print a line and flush, since a pipe is block-buffered."""
     print(line, flush=True)
 
 
@@ -151,16 +151,13 @@ def _train(out: Path, steps: int | None, minutes: float | None) -> dict[str, Any
         RECIPE,
         ["--train.out", json.dumps(str(out)), "--train.overwrite", "true", "--train.steps", str(steps)],
     )
-    where = "" if sys.stdout.isatty() else "; no terminal here, so progress comes as lines"
-    say(f"Training on images and captions: {steps} steps of {recipe.train.batch_size} pairs{where}")
+    say(f"Training on image-caption pairs: {steps} steps, batch size {recipe.train.batch_size}")
     try:
         _, report = recipe.run()
     except (KeyboardInterrupt, SystemExit):
-        say(
-            f"To search with what is learned so far: {shlex.join(['worldtokens', 'demo', '--reuse', '--out', str(out.parent)])}"
-        )
+        command = shlex.join(["worldtokens", "demo", "--reuse", "--out", str(out.parent)])
+        say(f"To search with the last checkpoint: {command}")
         raise
-    say(f"Trained in {report.seconds:,.0f} s, {report.samples_per_second:,.0f} samples/s")
     return {
         "recipe": RECIPE,
         "steps": report.steps,
@@ -172,10 +169,10 @@ def _train(out: Path, steps: int | None, minutes: float | None) -> dict[str, Any
 
 
 def _steps_in(minutes: float, batch_size: int, probe: int = 12) -> int:
-    """How many steps this machine makes in some minutes, told by a few that it makes now."""
+    """Number of steps that this machine trains in `minutes`, estimated from `probe` steps."""
     from worldtokens.training.recipe import Recipe
 
-    say(f"Measuring this machine's speed with {probe} steps")
+    say(f"Measuring the training speed with {probe} steps")
     with tempfile.TemporaryDirectory() as folder:
         short = ["--train.out", json.dumps(folder + "/probe"), "--train.steps", str(probe)]
         _, report = Recipe.read(RECIPE, [*short, "--train.tensorboard", "false"]).run()
@@ -185,43 +182,43 @@ def _steps_in(minutes: float, batch_size: int, probe: int = 12) -> int:
 # ---- figures ---------------------------------------------------------------------------------------------
 
 
-def median_by_chance(candidates: int, true: Sequence[int]) -> int:
-    """The median place, 1 = first, of a query's first true candidate in random orders.
+def median_rank_by_chance(candidates: int, correct: Sequence[int]) -> int:
+    """Median rank (1 = first) of a query's first correct candidate in a random order.
 
     Args:
-        candidates: how many there are.
-        true: for every query, how many of them are true.
+        candidates: number of candidates.
+        correct: number of correct candidates of every query.
     """
     from collections import Counter
 
     from worldtokens.tasks.metrics.retrieval import chance
 
-    counts = Counter(true)
+    counts = Counter(correct)
     low, high = 1, candidates
-    while low < high:  # the first place within which half of the queries are expected to be answered
+    while low < high:  # the first rank within which half of the queries have a correct candidate
         middle = (low + high) // 2
-        share = sum(n * chance(candidates, t, middle) for t, n in counts.items()) / len(true)
+        share = sum(n * chance(candidates, c, middle) for c, n in counts.items()) / len(correct)
         low, high = (low, middle) if share >= 0.5 else (middle + 1, high)
     return low
 
 
-def print_figures(figures: dict[str, float], rows: Sequence[dict]) -> None:
-    """R@1, 5 and 10 and the median place, both ways, each above what a random order gives."""
+def print_retrieval(figures: dict[str, float], rows: Sequence[dict]) -> None:
+    """Print R@1, R@5, R@10 and median rank in both directions, each with its chance level."""
     captions = [len(row["text"]) for row in rows]
-    lines = [("", "R@1", "R@5", "R@10", "median place")]
-    for heading, key, true in (
-        ("words to image", "text_to_image", [1] * sum(captions)),
-        ("image to words", "image_to_text", captions),
+    lines = [("", "R@1", "R@5", "R@10", "median rank")]
+    for heading, key, correct in (
+        ("text-to-image", "text_to_image", [1] * sum(captions)),
+        ("image-to-text", "image_to_text", captions),
     ):
-        found = int(figures[f"{key}/candidates"])
-        by_chance = median_by_chance(found, true)
+        count = int(figures[f"{key}/candidates"])
+        by_chance = median_rank_by_chance(count, correct)
         lines.append(
-            (heading, *_percent(figures, key, "R"), f"{figures[f'{key}/median_rank']:,.0f} of {found:,}")
+            (heading, *_percent(figures, key, "R"), f"{figures[f'{key}/median_rank']:,.0f} of {count:,}")
         )
-        lines.append(("  by chance", *_percent(figures, key, "chance"), f"{by_chance:,} of {found:,}"))
+        lines.append(("  chance", *_percent(figures, key, "chance"), f"{by_chance:,} of {count:,}"))
     print_table(lines)
-    times = figures["text_to_image/R@10"] / figures["text_to_image/chance@10"]
-    say(f"Words find their image among the first ten {times:.1f} times as often as chance.")
+    ratio = figures["text_to_image/R@10"] / figures["text_to_image/chance@10"]
+    say(f"text-to-image R@10 is {ratio:.1f} times the chance level")
 
 
 def _percent(figures: dict[str, float], key: str, name: str) -> list[str]:
@@ -229,7 +226,7 @@ def _percent(figures: dict[str, float], key: str, name: str) -> list[str]:
 
 
 def print_table(lines: Sequence[Sequence[str]]) -> None:
-    """Lines of words in columns, the first to the left, the others to the right."""
+    """Print rows of cells in columns, the first one left-aligned, the others right-aligned."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for first, *rest in lines:
         right = "  ".join(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
@@ -237,7 +234,7 @@ def print_table(lines: Sequence[Sequence[str]]) -> None:
 
 
 def peak_memory_gb() -> float | None:
-    """The most memory that this process has held, in 10^9 bytes; None where the system does not tell."""
+    """Peak resident memory of this process in GB (10^9 bytes); None where the system does not report it."""
     try:
         import resource
     except ImportError:
@@ -249,11 +246,11 @@ def peak_memory_gb() -> float | None:
 # ---- search ----------------------------------------------------------------------------------------------
 
 
-def write_pictures(rows: Sequence[dict], folder: Path) -> tuple[Path, dict[str, dict]]:
-    """Write each row's image under its label's name.
+def write_images(rows: Sequence[dict], folder: Path) -> tuple[Path, dict[str, dict]]:
+    """Write each row's image to a file named after its label.
 
     Returns:
-        The folder, and the row of each file name.
+        The folder, and a dict from file name to row.
     """
     folder.mkdir(parents=True, exist_ok=True)
     row_of: dict[str, dict] = {}
@@ -268,7 +265,7 @@ def write_pictures(rows: Sequence[dict], folder: Path) -> tuple[Path, dict[str, 
 
 
 def search_all(model: Any, saved: Path, folder: Path, row_of: dict[str, dict], out: Path) -> list[dict]:
-    """Index the images, ask `QUERIES`, print where each right answer stands, and draw the sheet."""
+    """Index the images, search for `QUERIES`, print the rank of each correct image, and draw the sheet."""
     from worldtokens.apps.index.index import Index
     from worldtokens.apps.search.command import query_vector
     from worldtokens.figures.sheet import Cell, Row, save_sheet
@@ -276,37 +273,37 @@ def search_all(model: Any, saved: Path, folder: Path, row_of: dict[str, dict], o
     index = Index(Index.default(folder))
     report = index.update(folder, model, model_folder=saved, rebuild=True)
     say(
-        f"{report.total} images indexed in {report.seconds:.1f} s ({report.total / report.seconds:,.0f} a second)"
+        f"{report.total} images indexed in {report.seconds:.1f} s ({report.total / report.seconds:,.0f} images/s)"
     )
-    sheet, asked, lines = [], [], [("words", "first answer", "the right one comes")]
-    for words, concept in QUERIES.items():
-        hits = index.search(query_vector(model, words).numpy(), k=len(index))
+    sheet, results, lines = [], [], [("query", "first result", "rank of the correct image")]
+    for query, concept in QUERIES.items():
+        hits = index.search(query_vector(model, query).numpy(), k=len(index))
         concepts = [row_of.get(Path(h.path).name, {}).get("concept") for h in hits]
-        place = concepts.index(concept) + 1
+        rank = concepts.index(concept) + 1
         labels = [row_of[n]["labels"]["en"] if (n := Path(h.path).name) in row_of else n for h in hits]
-        lines.append((words, labels[0], f"{place} of {len(hits)}"))
-        asked.append({"words": words, "first": labels[0], "place": place, "of": len(hits)})
+        lines.append((query, labels[0], f"{rank} of {len(hits)}"))
+        results.append({"query": query, "first": labels[0], "rank": rank, "of": len(hits)})
         cells = [Cell(h.path, h.score, labels[i], concepts[i] == concept) for i, h in enumerate(hits[:SHOWN])]
-        sheet.append(Row(words, cells))
+        sheet.append(Row(query, cells))
     print_table(lines)
-    note = "The first answers among held-out images, best first, with their cosine; green: the one that was meant."
-    save_sheet(sheet, out / "sheet", f"{report.total} images never seen in training, found by words", note)
-    return asked
+    note = "top results among held-out images with their cosine similarity; green: the correct image"
+    save_sheet(sheet, out / "sheet", f"Text search in {report.total} held-out images", note)
+    return results
 
 
-def say_next(out: Path, saved: Path, folder: Path, figures: dict[str, Any]) -> None:
-    """Where the sheet lies, and commands that work as they stand."""
-    memory = f", {figures['peak_memory_gb']} GB of memory at most" if figures["peak_memory_gb"] else ""
+def print_next_steps(out: Path, saved: Path, folder: Path, figures: dict[str, Any]) -> None:
+    """Print the paths of the sheet, and commands that work without changes."""
+    memory = f", peak memory {figures['peak_memory_gb']} GB" if figures["peak_memory_gb"] else ""
     say(
-        f"\nDone in {figures['seconds']:,.0f} s{memory}. Look at {out / 'sheet.png'}, or open {out / 'sheet.html'}"
+        f"\nDone in {figures['seconds']:,.0f} s{memory}. Results: {out / 'sheet.png'} and {out / 'sheet.html'}"
     )
-    picture = next(iter(sorted(folder.glob("penguin.png")) or sorted(folder.glob("*.png"))))
+    image = next(iter(sorted(folder.glob("penguin.png")) or sorted(folder.glob("*.png"))))
     commands = [
         ["worldtokens", "search", "a red book", "a yellow face", "--db", str(folder)],
-        ["worldtokens", "search", "--image", str(picture), "--db", str(folder)],
+        ["worldtokens", "search", "--image", str(image), "--db", str(folder)],
         ["worldtokens", "index", "YOUR_FOLDER", "--model", str(saved)],
         ["worldtokens", "train", RECIPE, "--train.steps", "3000", "--train.out", "runs/longer"],
     ]
-    say("\nWhat to type next:")
+    say("\nNext steps:")
     for command in commands:
         say("  " + shlex.join(command))
