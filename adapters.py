@@ -1,6 +1,6 @@
-"""Adapters of `peft` in a saved model: their settings as plain values, and empty adapters made from those again.
+"""`peft` adapters of a saved model: their settings as plain values, and injecting untrained adapters from those.
 
-`wt.merge_lora` adds them into the weights; see `pretrained/surgery/lora.py`.
+`wt.merge_lora` merges adapters into the weights; see `pretrained/surgery/lora.py`.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from worldtokens.errors import InputError
 
 
 def settings(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The adapters' settings as plain values, by their names; what peft takes anyway is not told."""
-    made = {}
+    """The adapters' settings by name, as plain values without peft's defaults."""
+    out = {}
     for name, config in model.peft_config.items():
-        usual = _plain(type(config)().to_dict())
-        given = _plain(config.to_dict())
-        kept = {k: v for k, v in given.items() if v != usual.get(k) and k != "peft_version"}
-        made[name] = {"peft_type": given["peft_type"], **kept}
-    return made
+        default = _plain(type(config)().to_dict())
+        values = _plain(config.to_dict())
+        changed = {k: v for k, v in values.items() if v != default.get(k) and k != "peft_version"}
+        out[name] = {"peft_type": values["peft_type"], **changed}
+    return out
 
 
-def put_in(model: nn.Module, adapters: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put empty adapters into a model as `settings` tells them; their weights are loaded after.
+def inject(model: nn.Module, adapters: Mapping[str, Mapping[str, Any]]) -> None:
+    """Inject adapters with these settings (see `settings`) into a model; their weights are loaded afterwards.
 
     Raises:
-        InputError: they do not fit, or peft is not there.
+        InputError: they do not fit, or peft is not installed.
     """
     peft = peft_module("peft")
-    for name, given in adapters.items():
+    for name, values in adapters.items():
         try:
-            config = peft.PeftConfig.from_peft_type(**given)
+            config = peft.PeftConfig.from_peft_type(**values)
             peft.inject_adapter_in_model(config, model, name)
         except (TypeError, ValueError, KeyError) as e:
-            raise InputError(f"adapter {name!r} cannot be put into {type(model).__name__}: {e}") from e
+            raise InputError(f"adapter {name!r} does not fit {type(model).__name__}: {e}") from e
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The one error that a border of the package raises."""
+"""`InputError`, the error for all invalid input."""
 
 
 class InputError(ValueError):
-    """Something given to worldtokens cannot be used: a file, a row, a setting.
+    """Invalid input to worldtokens: a file, a row, a setting.
 
-    The message names the file or row, what was found, what was expected, and the way out. Readers and
-    collators raise nothing else for bad input, so that a data loop may catch this class alone.
+    The message names the file or row, the value found, the value expected, and the remedy. Readers and collators raise no
+    other error for bad input, so that a data loop may catch this class alone.
     """

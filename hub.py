@@ -1,6 +1,6 @@
-"""Models on the Hugging Face Hub, through huggingface_hub's own mixin, with a card that tells what is known.
+"""Pushing models to and loading them from the Hugging Face Hub, with `huggingface_hub.ModelHubMixin` and a model card.
 
-The mixin is put around a model, not under its class, so that huggingface_hub is loaded only when it is asked for.
+The mixin wraps a model and is not a base class of it, so that huggingface_hub is imported only when used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worldtokens.errors import InputError
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# what the Hub calls a task, by our class
+# class -> the Hub's pipeline tag
 PIPELINES = {
     "Captioner": "image-to-text",
     "Diffusion": "text-to-image",
@@ -29,8 +29,8 @@ PIPELINES = {
 FILES = ["model.safetensors", "*.json"]
 
 
-class Shared(ModelHubMixin):
-    """A model as the mixin sees it; `pull` sets what loads a folder."""
+class HubModel(ModelHubMixin):
+    """A model wrapped for the mixin; `pull` sets the function that loads a folder."""
 
     load: Callable[[str, str], Any]
 
@@ -51,7 +51,7 @@ class Shared(ModelHubMixin):
         local_files_only: bool,
         token: str | bool | None,
         device: str = "cpu",
-    ) -> Shared:
+    ) -> HubModel:
         folder = model_id
         if not os.path.isdir(folder):
             folder = snapshot_download(
@@ -65,53 +65,53 @@ class Shared(ModelHubMixin):
             )
         return cls(cls.load(folder, device))
 
-    def generate_model_card(self, **about: Any) -> ModelCard:
-        return card(self.model, **about)
+    def generate_model_card(self, **options: Any) -> ModelCard:
+        return card(self.model, **options)
 
 
-def _shared(load: Callable[[str, str], Any]) -> type[Shared]:
-    return type("Shared", (Shared,), {"load": staticmethod(load)})
+def _with_loader(load: Callable[[str, str], Any]) -> type[HubModel]:
+    return type("HubModel", (HubModel,), {"load": staticmethod(load)})
 
 
 def push(model: nn.Module, repo_id: str, **options: Any) -> str:
-    """Save a model to the Hub as `huggingface_hub.ModelHubMixin.push_to_hub` does.
+    """Push a model to the Hub with `huggingface_hub.ModelHubMixin.push_to_hub`.
 
     Args:
-        model: any part.
-        repo_id: ``"someone/name"``; it is made where it does not exist.
-        options: the mixin's: `commit_message`, `private`, `token`, `branch`, `create_pr`, and `model_card_kwargs`, what
-            `card` takes.
+        model: any `Part`.
+        repo_id: ``"someone/name"``; created if it does not exist.
+        options: arguments of the mixin: `commit_message`, `private`, `token`, `branch`, `create_pr`, and
+            `model_card_kwargs`, the arguments of `card`.
 
     Returns:
-        The commit's address.
+        The URL of the commit.
     """
     card_options = {"repo_id": repo_id} | (options.pop("model_card_kwargs", None) or {})
-    return Shared(model).push_to_hub(repo_id, model_card_kwargs=card_options, **options)
+    return HubModel(model).push_to_hub(repo_id, model_card_kwargs=card_options, **options)
 
 
 def pull(
-    kind: type[Model], load: Callable[[str, str], Any], source: str | os.PathLike, **options: Any
+    model_class: type[Model], load: Callable[[str, str], Any], source: str | os.PathLike, **options: Any
 ) -> Model:
-    """A model from a folder or the Hub, in eval mode.
+    """Load a model from a folder or the Hub, in eval mode.
 
     Args:
-        kind: the class that it must be of.
-        load: called as ``load(folder, device)``, gives the model (`parts.load`).
+        model_class: the expected class.
+        load: ``load(folder, device)`` returns the model (`parts.load`).
         source: a folder or ``"someone/name"``.
-        options: the mixin's: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`, and `device`.
+        options: arguments of the mixin: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`, and `device`.
 
     Raises:
-        InputError: there is no such model, it is not one of this package, or of another class.
+        InputError: the model does not exist, is not one of this package, or is of another class.
     """
     try:
-        model = _shared(load).from_pretrained(os.fspath(source), **options).model
+        model = _with_loader(load).from_pretrained(os.fspath(source), **options).model
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
         raise InputError(
-            f"{source}: no such folder, and the Hub gave no model of that name ({type(e).__name__}: {e})"
+            f"{source}: no such folder, and no such model on the Hub ({type(e).__name__}: {e})"
         ) from e
-    if not isinstance(model, kind):
+    if not isinstance(model, model_class):
         raise InputError(
-            f"{source} is a {type(model).__name__}, not a {kind.__name__}: use wt.Part.from_pretrained"
+            f"{source} is a {type(model).__name__}, not a {model_class.__name__}: use wt.Part.from_pretrained"
         )
     return model
 
@@ -119,14 +119,14 @@ def pull(
 def card(
     model: nn.Module, repo_id: str = "someone/name", license: str | None = None, text: str = "", **data: Any
 ) -> ModelCard:
-    """A model card with what the model itself knows.
+    """A model card made from the model's settings.
 
     Args:
-        model: any part.
-        repo_id: for the lines that show how to load it.
-        license: as the Hub names licences, e.g. ``"apache-2.0"``.
-        text: what else to tell, in Markdown: what it was trained on, how good it is, what it is not for.
-        data: more for the card's head, as `huggingface_hub.ModelCardData` takes it (`language`, `datasets`, ...).
+        model: any `Part`.
+        repo_id: used in the loading example.
+        license: the Hub's name of a licence, e.g. ``"apache-2.0"``.
+        text: further Markdown: training data, evaluation, limitations.
+        data: further metadata, arguments of `huggingface_hub.ModelCardData` (`language`, `datasets`, ...).
     """
     from worldtokens import __version__
 
@@ -135,18 +135,19 @@ def card(
         n: m for n, m in model.named_modules() if getattr(m, "modality", None) and hasattr(m, "collate")
     }
     pipeline = PIPELINES.get(kind)
-    seen = {m.modality for m in fronts.values()}
-    if kind == "Classifier" and seen <= {"image", "text", "audio", "video"} and len(seen) == 1:
-        pipeline = f"{seen.copy().pop()}-classification"
-    if kind == "CLIP" and {"image", "text"} <= seen:
+    modalities = {m.modality for m in fronts.values()}
+    single = next(iter(modalities)) if len(modalities) == 1 else None
+    if kind == "Classifier" and single in ("image", "text", "audio", "video"):
+        pipeline = f"{single}-classification"
+    if kind == "CLIP" and {"image", "text"} <= modalities:
         pipeline = "zero-shot-image-classification"
     if kind == "Encoder":
-        pipeline = {"text": "feature-extraction", "image": "image-feature-extraction"}.get("".join(seen))
+        pipeline = {"text": "feature-extraction", "image": "image-feature-extraction"}.get(single)
     head = ModelCardData(
         library_name="worldtokens",
         license=license,
         pipeline_tag=pipeline,
-        tags=["worldtokens", *sorted(seen)],
+        tags=["worldtokens", *sorted(modalities)],
         **data,
     )
     count = sum(p.numel() for p in model.parameters())
@@ -163,7 +164,7 @@ def card(
         names = list(model.names)
         more = f" and {len(names) - 50} more" if len(names) > 50 else ""
         lines.append(f"Classes ({len(names)}): {', '.join(map(str, names[:50]))}{more}")
-    lines.append("## What goes in")
+    lines.append("## Input")
     for name, front in fronts.items():
         rows = [f"| {k} | `{_short(v)}` |" for k, v in front.config()["args"].items()]
         lines.append(

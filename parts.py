@@ -1,8 +1,7 @@
-"""What every public module shares: it remembers how it was built, so that a folder can rebuild it.
+"""Saving and loading: `Part`, the base class of all public modules, records its constructor's arguments.
 
-A saved model is a folder: `config.json` holds nested ``{"class": ..., "args": ...}``, `model.safetensors` the
-weights, `tokenizer.json` a vocabulary where there is text. Nothing is pickled, and `load` needs no other
-knowledge.
+A saved model is a folder: `config.json` with nested ``{"class": ..., "args": ...}``, `model.safetensors` with the weights,
+and `tokenizer.json` with the vocabulary of a text front-end. Nothing is pickled; `load` needs only the folder.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def _recording(init):
 
     @functools.wraps(init)
     def wrapper(self, *args, **kwargs):
-        if "_args" not in self.__dict__:  # the outermost constructor, the one that the user called
+        if "_args" not in self.__dict__:  # of the outermost constructor only, the one called by the user
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
             object.__setattr__(self, "_args", dict(list(bound.arguments.items())[1:]))
@@ -44,7 +43,7 @@ def _recording(init):
 
 
 class Part(nn.Module):
-    """An nn.Module that remembers its constructor's arguments and can be saved and rebuilt.
+    """An nn.Module that records its constructor's arguments and can be saved and rebuilt.
 
     Arguments must be plain values (numbers, strings, lists, dicts), settings dataclasses (saved as a dict of the values
     that differ from the defaults), other Parts, or values that a subclass writes to files in `config_args`.
@@ -56,11 +55,11 @@ class Part(nn.Module):
             cls.__init__ = _recording(cls.__init__)
 
     def config_args(self, folder: Path | None = None) -> dict[str, Any]:
-        """The constructor's arguments; a subclass writes what is not plain into `folder` and names the file.
+        """The constructor's arguments; a subclass writes other values to files in `folder`.
 
-        A file is given as ``{"file": "name"}``; `load` hands the constructor its path.
+        A file is given as ``{"file": "name"}``; `load` passes its path to the constructor.
         """
-        # a part that was exchanged after construction (model.trunk = other) is saved as it is now
+        # a submodule replaced after construction (model.trunk = other) is saved as it is now
         args = {}
         for name, value in self._args.items():
             live = self.__dict__.get("_modules", {}).get(name)
@@ -68,7 +67,7 @@ class Part(nn.Module):
         return args
 
     def config(self, folder: Path | None = None) -> dict[str, Any]:
-        """How to build this part again: nested ``{"class": ..., "args": ...}``."""
+        """The config that rebuilds this module: nested ``{"class": ..., "args": ...}``."""
         cls = type(self)
         name = f"{cls.__module__}.{cls.__qualname__}"
         import worldtokens
@@ -79,9 +78,9 @@ class Part(nn.Module):
         return {"class": name, "args": args}
 
     def train(self, mode: bool = True) -> Part:
-        """Training or eval mode; a module all of whose parameters are frozen stays in eval mode (see `wt.freeze`).
+        """Training or eval mode; a module with only frozen parameters stays in eval mode (see `wt.freeze`).
 
-        It drops no paths then and learns no statistics, so that what is frozen gives what it gave.
+        So its stochastic depth is off and its running statistics do not change: a frozen module's output stays the same.
         """
         super().train(mode)
         if mode and not all(p.requires_grad for p in self.parameters()):
@@ -92,10 +91,10 @@ class Part(nn.Module):
         return self
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write `config.json`, `model.safetensors` and vocabularies into `folder`; each file appears whole.
+        """Write `config.json`, `model.safetensors` and vocabularies into `folder`, each file atomically.
 
-        Adapters that `peft` put into the model are saved beside the weights that they change; `wt.merge_lora` makes one
-        of both first, so that loading needs no peft.
+        `peft` adapters in the model are saved as separate weights; `wt.merge_lora` merges them first, so that loading
+        needs no peft.
 
         Returns:
             The folder.
@@ -104,10 +103,10 @@ class Part(nn.Module):
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        made = self.config(folder)
+        config = self.config(folder)
         if getattr(self, "peft_config", None):
-            made["adapters"] = adapters.settings(self)
-        config = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+            config["adapters"] = adapters.settings(self)
+        config = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         weights, alias = _own_weights(self)
         meta = {"format": "pt", "config": _digest(config), "alias": json.dumps(alias)}
         write_whole(folder / WEIGHTS, save(weights, metadata=meta))
@@ -119,10 +118,10 @@ class Part(nn.Module):
 
         Args:
             repo_id: ``"someone/name"``.
-            options: what `huggingface_hub.ModelHubMixin.push_to_hub` takes, e.g. ``private=True``.
+            options: arguments of `huggingface_hub.ModelHubMixin.push_to_hub`, e.g. ``private=True``.
 
         Returns:
-            The commit's address.
+            The URL of the commit.
         """
         from worldtokens import hub
 
@@ -130,14 +129,14 @@ class Part(nn.Module):
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike, **options: Any) -> Any:
-        """A model of this class from a folder or the Hugging Face Hub; ``wt.Part`` takes any class.
+        """Load a model of this class from a folder or the Hugging Face Hub; ``wt.Part`` accepts any class.
 
         Args:
             source: a folder that `save` wrote, or ``"someone/name"``.
-            options: what `huggingface_hub.ModelHubMixin.from_pretrained` takes, e.g. ``revision="main"``.
+            options: arguments of `huggingface_hub.ModelHubMixin.from_pretrained`, e.g. ``revision="main"``.
 
         Raises:
-            InputError: it is not there, is not a model of this package, or of another class.
+            InputError: it does not exist, is not a model of this package, or is of another class.
         """
         from worldtokens import hub
 
@@ -200,12 +199,12 @@ def settings(cls: type[Settings], value: Settings | dict[str, Any] | None, name:
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without what torch.compile and the parallel wrappers put in front."""
+    """A parameter's name without the prefixes of torch.compile and the parallel wrappers."""
     return ".".join(p for p in name.split(".") if p not in ("_orig_mod", "module", "_fsdp_wrapped_module"))
 
 
 def _own_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The state dict with plain names; a tensor held under several names is written once."""
+    """The state dict with plain names, without duplicates of shared tensors, and alias -> name of those."""
     weights: dict[str, Tensor] = {}
     alias: dict[str, str] = {}
     seen: dict[tuple, str] = {}
@@ -221,7 +220,7 @@ def _own_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of one."""
+    """Write a file atomically: a crash leaves the old file or the new one."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as f:
@@ -232,7 +231,7 @@ def write_whole(path: Path, data: bytes) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
-    with contextlib.suppress(OSError):  # the name itself must reach the disk too; not every system allows it
+    with contextlib.suppress(OSError):  # flush the directory entry too, where the system allows it
         fd = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -241,7 +240,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def build(config: Any, folder: Path | None = None) -> Any:
-    """Build what `Part.config` describes; files are looked up in `folder`.
+    """Build a module from its `Part.config`; files are looked up in `folder`.
 
     Raises:
         InputError: the class cannot be found, is not a Part, or does not take the arguments.
@@ -251,7 +250,7 @@ def build(config: Any, folder: Path | None = None) -> Any:
     if not isinstance(config, dict):
         return config
     if set(config) == {"file"}:
-        # only a plain name inside the folder: a config from elsewhere must not reach other files
+        # only a plain name inside the folder: an untrusted config must not open other files
         name = os.path.basename(str(config["file"]))
         return str(folder / name) if folder is not None else name
     if set(config) != {"class", "args"}:
@@ -270,7 +269,7 @@ def _find_class(name: str) -> type[Part]:
         found = getattr(importlib.import_module(module), cls)
     except (ImportError, AttributeError, ValueError) as e:
         raise InputError(
-            f"config names the class {name!r}, which cannot be imported ({e}): install the package that holds it"
+            f"config names the class {name!r}, which cannot be imported ({e}): install its package"
         ) from e
     if not (isinstance(found, type) and issubclass(found, Part)):
         raise InputError(f"config names {name!r}, which is not a worldtokens Part")
@@ -278,13 +277,13 @@ def _find_class(name: str) -> type[Part]:
 
 
 def load(folder: str | os.PathLike, device: str | torch.device = "cpu") -> Any:
-    """Rebuild a model from a folder that `save` wrote: class, settings, vocabulary and weights.
+    """Load a model from a folder that `save` wrote: class, settings, vocabulary and weights.
 
     Returns:
         The model in eval mode.
 
     Raises:
-        InputError: the folder is not a saved model, or config and weights do not belong together.
+        InputError: the folder is not a saved model, or config and weights do not match.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -309,18 +308,18 @@ def load(folder: str | os.PathLike, device: str | torch.device = "cpu") -> Any:
     peft = config.pop("adapters", None) if isinstance(config, dict) else None
     model = build(config, folder)
     if not isinstance(model, Part):
-        raise InputError(f"{folder / CONFIG} has no class at its top")
+        raise InputError(f"{folder / CONFIG} has no class at its top level")
     if peft:
-        adapters.put_in(model, peft)
+        adapters.inject(model, peft)
     model.to(device)
-    for name, kept in json.loads(meta.get("alias", "{}")).items():
-        weights[name] = weights[kept]
+    for alias, name in json.loads(meta.get("alias", "{}")).items():
+        weights[alias] = weights[name]
     load_strictly(model, weights, str(folder / WEIGHTS))
     return model.eval()
 
 
 def load_strictly(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Load a state dict; a key or shape that does not fit is an error that names it.
+    """Load a state dict; raise an error that names missing and unknown keys and wrong shapes.
 
     Raises:
         InputError: keys are missing, unknown, or have another shape.

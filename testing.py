@@ -1,6 +1,6 @@
-"""One contract, one public checker: `check_tokenizer` runs a front-end through what every room relies on.
+"""`check_tokenizer` checks that a front-end fulfils the contract of `Tokenizer`, which all other components rely on.
 
-In the spirit of scikit-learn's `check_estimator`: a third party calls it from a test of their own.
+It is modelled on scikit-learn's `check_estimator`: third parties call it from their own tests.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["check_tokenizer", "randomised"]
 
 
 def randomised(model: nn.Module, seed: int = 0, std: float = 0.15) -> nn.Module:
-    """A model with every parameter away from its start, for comparing it with another one: in place, in eval mode.
+    """Randomise all parameters of a model, for parity tests: in place, in eval mode.
 
-    Fresh weights hide what is swapped or missing: gains are 1 and biases 0. Here all are normal with `std`, vectors (gains,
-    biases) around 0.5.
+    Initial weights hide swapped or missing ones, since gains are 1 and biases 0. Here all are normal with `std`, with mean
+    0.5 for vectors (gains, biases).
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -45,21 +45,21 @@ def check_tokenizer(
     ordered: bool = True,
     tolerance: float = 1e-5,
 ) -> list[str]:
-    """Check that a front-end keeps the contract of `Tokenizer`.
+    """Check that a front-end fulfils the contract of `Tokenizer`.
 
     Args:
-        tokenizer: a front-end, or something that makes one when called.
-        samples: at least two sources (better four) that `read` takes, not all of one length where the front-end allows that,
-            and giving different tokens.
-        bad: sources that must be refused with `InputError` (an empty or broken file, a wrong type).
-        ordered: the order of what is read matters, so that tokens carry positions (False for sets of points).
-        tolerance: largest absolute difference allowed between a batch and one by one.
+        tokenizer: a front-end, or a class or function that returns one.
+        samples: at least two sources (better four) for `read`, of different lengths where the front-end allows it, with
+            different tokens.
+        bad: sources for which `InputError` must be raised (an empty or damaged file, a wrong type).
+        ordered: the input is a sequence or grid, so tokens have positions (False for sets of points).
+        tolerance: maximum absolute difference between a batch and single samples.
 
     Returns:
-        The names of the checks that were run.
+        The names of the checks run.
 
     Raises:
-        AssertionError: the first check that fails, by name, with what was found.
+        AssertionError: the first check that fails: its name and the finding.
     """
     made = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer()
     if not isinstance(made, Tokenizer):
@@ -71,7 +71,7 @@ def check_tokenizer(
     subject = _Subject(made, list(samples), tolerance)
     checks = [
         check_fields,
-        check_batch_mates,
+        check_batch_invariance,
         check_padding,
         check_validity,
         check_order,
@@ -99,16 +99,14 @@ def check_tokenizer(
 
 
 class _Subject:
-    """A front-end with its samples read once, each also by itself as the reference."""
+    """A front-end with its samples, read once, and the tokens of each alone as the reference."""
 
     def __init__(self, tokenizer: Tokenizer, samples: list[Any], tolerance: float) -> None:
         self.tokenizer, self.tolerance = tokenizer, tolerance
         self.raws = []
         for i, s in enumerate(samples):
             raw = tokenizer.read(s)
-            need(
-                isinstance(raw, Tensor), "read", f"sample {i} gave a {type(raw).__name__}, expected a Tensor"
-            )
+            need(isinstance(raw, Tensor), "read", f"sample {i} is a {type(raw).__name__}, expected a Tensor")
             need(raw.device.type == "cpu", "read", f"sample {i} is on {raw.device}, expected the CPU")
             self.raws.append(raw)
         self.alone = [self.tokens([raw]) for raw in self.raws]
@@ -126,8 +124,8 @@ class _Subject:
         return [tokens.x[i][tokens.valid[i]] for i in range(len(tokens))]
 
 
-def need(fact: bool, check: str, found: str) -> None:
-    if not fact:
+def need(condition: bool, check: str, found: str) -> None:
+    if not condition:
         raise AssertionError(f"{check}: {found}")
 
 
@@ -153,24 +151,24 @@ def _same_samples(s: _Subject, tokens: Tokens, order: Sequence[int], check: str,
             need(
                 diff <= s.tolerance,
                 check,
-                f"`{name}` of sample {i} moves by {diff:.3g} {why} (allowed {s.tolerance:g})",
+                f"`{name}` of sample {i} changes by {diff:.3g} {why} (allowed {s.tolerance:g})",
             )
 
 
 def check_fields(s: _Subject) -> None:
-    """Tokens of the declared width and modality, finite, at least one a sample, no sample split in segments."""
+    """Tokens have the declared width and modality, are finite, at least one per sample, one row per sample."""
     name = "fields"
     need(bool(s.tokenizer.modality), name, "the class has no `modality`")
     for i, t in enumerate(s.alone):
-        need(isinstance(t, Tokens), name, f"forward gave a {type(t).__name__}, expected Tokens")
-        need(len(t) == 1, name, f"one sample gave {len(t)} rows")
+        need(isinstance(t, Tokens), name, f"forward returned a {type(t).__name__}, expected Tokens")
+        need(len(t) == 1, name, f"one sample became {len(t)} rows")
         need(
             t.dim == s.tokenizer.dim,
             name,
-            f"tokens are {t.dim} wide, the front-end says dim={s.tokenizer.dim}",
+            f"tokens have dim {t.dim}, the front-end has dim={s.tokenizer.dim}",
         )
-        need(bool(t.valid.any()), name, f"sample {i} gave no valid token")
-        need(bool(t.x[t.valid].isfinite().all()), name, f"sample {i} gave values that are not finite")
+        need(bool(t.valid.any()), name, f"sample {i} has no valid token")
+        need(bool(t.x[t.valid].isfinite().all()), name, f"sample {i} has values that are not finite")
         need(bool(t.pos[t.valid].isfinite().all()), name, f"sample {i} has positions that are not finite")
         mods = t.modality[t.valid].unique().tolist()
         need(mods == [modality_id(s.tokenizer.modality)], name, f"modality numbers {mods}, expected that of "
@@ -178,21 +176,21 @@ def check_fields(s: _Subject) -> None:
     same = all(
         _differ(s.alone[0].x[0][s.alone[0].valid[0]], t.x[0][t.valid[0]]) <= s.tolerance for t in s.alone[1:]
     )
-    need(not same, name, "all samples gave the same tokens: nothing of the source reaches them")
+    need(not same, name, "all samples have the same tokens: they do not depend on the source")
 
 
-def check_batch_mates(s: _Subject) -> None:
-    """A sample in a batch gives what it gives alone."""
+def check_batch_invariance(s: _Subject) -> None:
+    """A sample has the same tokens in a batch as alone."""
     n = len(s.raws)
-    _same_samples(s, s.tokens(s.raws), range(n), "batch mates", "beside other samples")
+    _same_samples(s, s.tokens(s.raws), range(n), "batch invariance", "in a batch")
     order = [0, *range(n - 1, 0, -1)]
     _same_samples(
-        s, s.tokens([s.raws[i] for i in order]), order, "batch mates", "beside them in another order"
+        s, s.tokens([s.raws[i] for i in order]), order, "batch invariance", "in a batch of another order"
     )
 
 
 def check_padding(s: _Subject) -> None:
-    """What stands at padding does not reach a trunk's answer, and `valid` marks the real ones as True."""
+    """Values at padding do not change a trunk's output, and `valid` is True at the real tokens."""
     name = "padding"
     tokens = s.tokens(s.raws)
     trunk = _small_trunk(s)
@@ -204,53 +202,53 @@ def check_padding(s: _Subject) -> None:
     for i in range(len(tokens)):
         keep = tokens.valid[i]
         diff = _differ(got.x[i][keep], ref.x[i][keep])
-        need(diff <= s.tolerance, name, f"NaN at padding moves sample {i} by {diff:.3g}")
-        # a layout that does not tell of `valid` as it is would send the fast paths astray
+        need(diff <= s.tolerance, name, f"NaN at padding changes sample {i} by {diff:.3g}")
+        # a layout that disagrees with `valid` would make the fast paths wrong
         diff = _differ(dense.x[i][keep], ref.x[i][keep])
         need(
             diff <= 10 * s.tolerance,
             name,
-            f"the layout and the tensors disagree: the fast path differs from the dense rule by {diff:.3g} in sample {i}",
+            f"layout and tensors disagree: the fast path differs from the dense mask by {diff:.3g} in sample {i}",
         )
 
 
 def check_validity(s: _Subject) -> None:
-    """Every sample has as many valid tokens as alone, and the longest is not marked as padding."""
+    """Every sample has as many valid tokens in a batch as alone, and the longest has no padding."""
     tokens = s.tokens(s.raws)
     counts = tokens.valid.sum(1).tolist()
     alone = [int(t.valid.sum()) for t in s.alone]
     need(counts == alone, "validity", f"valid tokens in a batch {counts}, alone {alone}")
     need(max(counts) == tokens.shape[1] or tokens.shape[1] == s.alone[0].shape[1], "validity",
          f"the longest sample has {max(counts)} valid tokens in rows of {tokens.shape[1]}")  # fmt: skip
-    if len(set(counts)) > 1:  # tokens that are valid differ from those that are not
+    if len(set(counts)) > 1:  # lengths differ, so the shorter samples have padding
         short = counts.index(min(counts))
         need(
             not bool(tokens.valid[short].all()),
             "validity",
-            "a short sample has no padding marked in a longer batch",
+            "a short sample has no padding in a batch with a longer one",
         )
 
 
 def check_order(s: _Subject) -> None:
     """Row i of a batch is sample i."""
     order = list(range(len(s.raws)))[::-1]
-    _same_samples(s, s.tokens([s.raws[i] for i in order]), order, "order", "when the batch is turned round")
+    _same_samples(s, s.tokens([s.raws[i] for i in order]), order, "order", "in a reversed batch")
 
 
 def check_positions(s: _Subject) -> None:
-    """Tokens of a sample stand at places of their own, and places do not depend on the batch."""
+    """Tokens of a sample have different positions."""
     for i, t in enumerate(s.alone):
         pos = t.pos[0][t.valid[0]]
         n = len(pos)
         if n < 3:
             continue
-        # a class token may share its place with the first patch
+        # a class token may share the position of the first patch
         distinct = len(pos.unique(dim=0))
         need(distinct >= n - 1, "positions", f"sample {i} has {n} tokens at {distinct} different positions")
 
 
 def check_gradients(s: _Subject) -> None:
-    """Every parameter that wants a gradient gets one that is not zero, from the whole batch."""
+    """Every trainable parameter has a gradient that is finite and not zero."""
     params = [(k, p) for k, p in s.tokenizer.named_parameters() if p.requires_grad]
     if not params:
         return
@@ -266,7 +264,7 @@ def check_gradients(s: _Subject) -> None:
 
 
 def check_pack(s: _Subject) -> None:
-    """Packing samples in one row and taking them out again changes nothing."""
+    """Packing samples into one row and unpacking them is the identity."""
     tokens = s.tokens(s.raws)
     total = int(tokens.valid.sum())
     back = tokens.pack(total).unpack()
@@ -274,7 +272,7 @@ def check_pack(s: _Subject) -> None:
 
 
 def check_types(s: _Subject) -> None:
-    """Half precision weights give half precision tokens with float32 positions; devices follow the weights."""
+    """Half precision weights give half precision tokens with float32 positions, on the device of the weights."""
     moved = copy.deepcopy(s.tokenizer).to(torch.bfloat16)
     with torch.no_grad():
         t = moved(moved.collate(s.raws).to(torch.bfloat16))
@@ -282,7 +280,7 @@ def check_types(s: _Subject) -> None:
     need(t.pos.dtype == torch.float32, "types", f"positions became {t.pos.dtype}, expected float32")
     ref = s.tokens(s.raws)
     diff = (t.x.float() - ref.x)[ref.valid].abs().max() / ref.x[ref.valid].abs().max().clamp(min=1e-6)
-    need(float(diff) < 0.1, "types", f"bfloat16 tokens are off by {float(diff):.2g} of the largest value")
+    need(float(diff) < 0.1, "types", f"bfloat16 tokens differ by {float(diff):.2g} of the largest value")
     if torch.cuda.is_available():
         moved = copy.deepcopy(s.tokenizer).cuda()
         with torch.no_grad():
@@ -290,12 +288,12 @@ def check_types(s: _Subject) -> None:
         need(
             t.device.type == "cuda" and t.valid.is_cuda,
             "types",
-            "tokens did not follow the weights to the GPU",
+            "the weights are on the GPU and the tokens are not",
         )
 
 
 def check_state_dict(s: _Subject) -> None:
-    """A second front-end of the same config gives the same tokens once it has the same state dict."""
+    """A front-end built from the config with the same state dict gives the same tokens."""
     with tempfile.TemporaryDirectory() as folder:
         other = parts.build(s.tokenizer.config(Path(folder)), Path(folder)).eval()
     other.load_state_dict(s.tokenizer.state_dict())
@@ -315,11 +313,11 @@ def check_saving(s: _Subject) -> None:
             with torch.no_grad():
                 got = other(other.collate([raw]))
             diff = _differ(got.x[got.valid].cpu(), source.x[source.valid].cpu())
-            need(diff <= s.tolerance, "saving", f"sample {i} moves by {diff:.3g} after save and load")
+            need(diff <= s.tolerance, "saving", f"sample {i} changes by {diff:.3g} after save and load")
 
 
 def check_repeatable(s: _Subject) -> None:
-    """In eval mode the same batch gives the same tokens, to the bit."""
+    """In eval mode the same batch gives bit-identical tokens."""
     a, b = s.tokens(s.raws), s.tokens(s.raws)
     need(
         torch.equal(a.x, b.x) and torch.equal(a.valid, b.valid),
@@ -329,12 +327,12 @@ def check_repeatable(s: _Subject) -> None:
 
 
 def check_refused(tokenizer: Tokenizer, source: Any) -> None:
-    """A source that cannot be used raises InputError with a message, and nothing else."""
+    """A bad source raises InputError with a message, and no other error."""
     shown = repr(source)[:80]
     try:
         tokenizer.tokens([source])
     except InputError as e:
-        need(len(str(e)) > 10, "refused", f"{shown}: InputError without a message that helps")
+        need(len(str(e)) > 10, "refused", f"{shown}: InputError without a helpful message")
         return
     except Exception as e:
         raise AssertionError(f"refused: {shown} raised {type(e).__name__}: {e}; expected InputError") from e

@@ -16,6 +16,7 @@ import copy
 from collections.abc import Iterator, Sequence
 
 import torch
+from einops import reduce
 from torch import Tensor, nn
 
 from worldtokens.backbone.cache import BaseCache, next_numbers
@@ -164,7 +165,7 @@ class AdditiveDecoder(Part):
             cache.append(tokens, state)
         # the paper's deep output: state, context and the token itself, then maxout over pairs of channels
         out = self.out(torch.cat([torch.stack(states, 1), torch.stack(reads, 1), y], -1))
-        x = out.unflatten(-1, (d, 2)).amax(-1)
+        x = reduce(out, "b n (d pair) -> b n d", "max", pair=2)
         return tokens.replace(x=x if full else x.masked_fill(~tokens.valid[..., None], 0))
 
     def _keys(self, context: Tokens) -> tuple[Tensor, Tensor, Tensor]:

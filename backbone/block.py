@@ -32,6 +32,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) -> queries (B, N, H, E), keys and values (B, N, Hkv, E), normalised and rotated."""
         h, kv = self.heads, self.kv_heads
+        # unflatten, not einops, whose overhead is 9 % of a decoding step of a small model on a CPU
         qkv = self.qkv(x).unflatten(-1, (h + 2 * kv, self.head_dim))  # (B, N, H + 2 Hkv, E)
         q, k, v = qkv.split((h, kv, kv), dim=2)
         q, k = self.q_norm(q), self.k_norm(k)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence
 
@@ -217,8 +218,8 @@ class Recurrent(Part):
         # the first token too: in a bidirectional encoder it ends the right-to-left pass
         ends = torch.cat([context.pool("first"), context.pool("last")], -1)  # (B, 2 Dc)
         summary = self.summary(ends).tanh()
-        initial = self.initial(summary).tanh().unflatten(-1, (-1, self.rnn.num_layers, self.dim))
-        initial = initial.permute(1, 2, 0, 3).contiguous()  # (h and c, layers, B, D)
+        initial = self.initial(summary).tanh()  # h, and c of an LSTM, of every layer
+        initial = rearrange(initial, "b (hc l d) -> hc l b d", l=self.rnn.num_layers, d=self.dim).contiguous()
         state = ContextState(self.context_bias(summary)[:, None], initial.unbind(0))
         if cache is not None:
             cache.context = state

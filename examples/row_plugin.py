@@ -1,4 +1,4 @@
-"""Rows of a table -> Tokens, one a number, embedded as in FT-Transformer (Gorishniy et al. 2021)."""
+"""Table rows -> Tokens, one per number, embedded as in FT-Transformer (Gorishniy et al. 2021)."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ import worldtokens as wt
 
 
 class RowTokenizer(wt.Tokenizer):
-    """Rows ``{"age": 31, "fare": None}`` -> a token for each number that is there, at its column's place."""
+    """Rows ``{"age": 31, "fare": None}`` -> one token per number; the position is the column index."""
 
     modality = "row"
 
@@ -18,15 +18,15 @@ class RowTokenizer(wt.Tokenizer):
         self.bias = nn.Parameter(torch.randn(len(columns), dim))
 
     def read(self, source: dict) -> torch.Tensor:
-        """One row -> (n, 2) float32: number of the column, standardised value."""
+        """One row -> (n, 2) float32: column index, standardised value."""
         try:
             row = {name: float(v) for name, v in source.items() if v is not None}
-            places = {name: i for i, name in enumerate(self.columns)}
-            cells = [[places[k], (v - self.columns[k][0]) / self.columns[k][1]] for k, v in row.items()]
+            index = {name: i for i, name in enumerate(self.columns)}
+            cells = [[index[k], (v - self.columns[k][0]) / self.columns[k][1]] for k, v in row.items()]
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as e:
             raise wt.InputError(f"{source!r}: expected numbers by {list(self.columns)}: {e!r}") from e
         if not cells or not torch.tensor(cells).isfinite().all():
-            raise wt.InputError(f"{source!r}: expected at least one number, and None where one is missing")
+            raise wt.InputError(f"{source!r}: expected at least one number, and None for missing ones")
         return torch.tensor(sorted(cells))
 
     def collate(self, raws: list[torch.Tensor]) -> wt.Batch:

@@ -1,4 +1,4 @@
-"""docs/new_modality.md does what it says: its code runs, its example is the file, and its table names every check."""
+"""docs/new_modality.md: its code runs, its example is the file, and its table names every check."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def plugin(monkeypatch):
-    """The example as a module from outside of the package."""
+    """The example as a module outside the package."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     yield importlib.import_module("row_plugin")
     sys.modules.pop("row_plugin", None)
 
 
 @pytest.fixture
-def ran(plugin, tmp_path):
-    """Every name that the page's blocks leave behind, run in order."""
+def namespace(plugin, tmp_path):
+    """The namespace after running the page's code blocks in order."""
     names = {"__name__": "new_modality", "folder": tmp_path / "model"}
     for code in blocks("python")[1:]:
         exec(compile(code, "docs/new_modality.md", "exec"), names)
@@ -49,25 +49,25 @@ def test_the_page_shows_the_file_as_it_is():
     assert len(EXAMPLE.splitlines()) <= 40
 
 
-def test_the_page_runs_and_its_words_are_true(ran):
+def test_the_page_runs_and_its_output_is_right(namespace):
     rows = re.findall(r"^\| `(check_\w+)` \| .* \|$", DOC, re.MULTILINE)
-    assert rows == ran["ran"]
-    assert set(ran["best"].tolist()) == {0, 1, 2, 3}
-    assert all(p.grad is not None for p in ran["rows"].parameters())
-    number = re.compile(r"moves by \d\S*")
-    assert number.sub("", blocks("text")[0]) == number.sub("", ran["found"] + "\n")
+    assert rows == namespace["ran"]
+    assert set(namespace["best"].tolist()) == {0, 1, 2, 3}
+    assert all(p.grad is not None for p in namespace["rows"].parameters())
+    number = re.compile(r"changes by \d\S*")
+    assert number.sub("", blocks("text")[0]) == number.sub("", namespace["found"] + "\n")
 
 
-def test_failures_read_as_the_page_says():
-    """Each check's line begins as its messages do."""
+def test_messages_begin_as_in_the_table():
+    """Each row of the table begins as the messages of its check."""
     rows = re.findall(r"^\| `(check_\w+)` \| .* \| `+(.+?):.*`+ \|$", DOC, re.MULTILINE)
     assert len(rows) >= 13
-    for check, begins in rows:
+    for check, start in rows:
         source = inspect.getsource(getattr(testing, check))
-        assert f'"{begins}"' in source or f'"{begins}:' in source, (check, begins)
+        assert f'"{start}"' in source or f'"{start}:' in source, (check, start)
 
 
-def test_values_and_places_by_hand(plugin):
+def test_values_and_positions_by_hand(plugin):
     rows = plugin.RowTokenizer(8, COLUMNS)
     raw = rows.read({"rooms": 5, "age": 25, "fare": None})  # in another order than the columns
     assert raw.tolist() == [[0.0, -1.0], [2.0, 0.5]]
@@ -81,18 +81,18 @@ def test_values_and_places_by_hand(plugin):
 @pytest.mark.parametrize(
     "row", [{"age": 10**400}, {"age": 1e300}, {"age": [1]}, {"age": float("inf")}, [], 3, {3: 3}]
 )
-def test_whatever_a_row_holds_it_is_an_input_error(plugin, row):
+def test_any_invalid_row_is_an_input_error(plugin, row):
     with pytest.raises(InputError, match="expected"):
         plugin.RowTokenizer(8, COLUMNS).read(row)
 
 
-def test_it_is_a_modality_like_any_other_in_a_saved_model(plugin, tmp_path):
-    """Not the same process' class object alone: the config names the module, and a missing one is told."""
+def test_a_saved_model_names_the_plugins_module(plugin, tmp_path):
+    """The config names the module, which is imported on loading; a missing module is named in the error."""
     torch.manual_seed(0)
     rows = plugin.RowTokenizer(16, COLUMNS)
     assert "check_refused" in check_tokenizer(rows, [{"age": 3, "fare": 1}, {"rooms": 2}], bad=[{}])
-    words = wt.TextTokenizer.train(["few rooms", "many rooms"] * 3, vocab_size=280, dim=16)
-    model = wt.CLIP({"row": rows, "text": words}, wt.Transformer(16, 1, 2, rope=1), dim=8)
+    text = wt.TextTokenizer.train(["few rooms", "many rooms"] * 3, vocab_size=280, dim=16)
+    model = wt.CLIP({"row": rows, "text": text}, wt.Transformer(16, 1, 2, rope=1), dim=8)
     model.save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     saved = config["args"]["tokenizers"]["row"]
@@ -107,5 +107,5 @@ def test_it_is_a_modality_like_any_other_in_a_saved_model(plugin, tmp_path):
     sys.modules.pop("row_plugin")
     sys.path.remove(str(ROOT / "examples"))
     importlib.invalidate_caches()
-    with pytest.raises(InputError, match=r"row_plugin.RowTokenizer.*install the package"):
+    with pytest.raises(InputError, match=r"row_plugin.RowTokenizer.*install its package"):
         wt.load(tmp_path)

@@ -1,4 +1,4 @@
-"""The checker itself: an honest front-end passes, and each way of breaking the contract is found."""
+"""`check_tokenizer`: a correct front-end passes, and each kind of broken contract is found."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from worldtokens.testing import check_tokenizer
 
 
 class Letters(wt.Tokenizer):
-    """A small honest front-end: lower-case letters with learned places, padded on the right."""
+    """A small correct front-end: lower-case letters with learned positions, padded on the right."""
 
     modality = "letters"
 
@@ -17,11 +17,11 @@ class Letters(wt.Tokenizer):
         super().__init__()
         self.dim = dim
         self.letter = nn.Embedding(27, dim)
-        self.place = nn.Parameter(torch.randn(16, dim))
+        self.position = nn.Parameter(torch.randn(16, dim))
 
     def read(self, source):
         if not isinstance(source, str) or not source:
-            raise wt.InputError(f"{source!r} is not a word; give a string of letters")
+            raise wt.InputError(f"{source!r} is not a string of letters")
         return torch.tensor([ord(c) - 96 for c in source])
 
     def collate(self, raws):
@@ -32,7 +32,7 @@ class Letters(wt.Tokenizer):
         return wt.Batch(ids=ids, lengths=tuple(len(r) for r in raws))
 
     def embed(self, ids):
-        return self.letter(ids) + self.place[: ids.shape[1]]
+        return self.letter(ids) + self.position[: ids.shape[1]]
 
     def forward(self, batch):
         return self.wrap(self.embed(batch["ids"]), batch["lengths"], ids=batch["ids"])
@@ -45,7 +45,7 @@ class MaskInverted(Letters):
 
 
 class MaskIgnored(Letters):
-    """Says that padding is real."""
+    """Marks padding as valid."""
 
     def forward(self, batch):
         return self.wrap(self.embed(batch["ids"]), [batch["ids"].shape[1]] * len(batch["ids"]))
@@ -59,7 +59,7 @@ class PaddingLeaks(Letters):
         return x + x.mean(1, keepdim=True)
 
 
-class BatchMateLeaks(Letters):
+class BatchDependent(Letters):
     """Normalises over the batch."""
 
     def embed(self, ids):
@@ -82,21 +82,21 @@ class DeadParameter(Letters):
 class ZeroGradient(Letters):
     def __init__(self, dim: int = 8) -> None:
         super().__init__(dim)
-        self.idle = nn.Parameter(torch.zeros(dim))
+        self.unused = nn.Parameter(torch.zeros(dim))
 
     def embed(self, ids):
-        return super().embed(ids) + 0 * self.idle
+        return super().embed(ids) + 0 * self.unused
 
 
 class OrderChanged(Letters):
-    """Sorts the batch by length and forgets to sort back."""
+    """Sorts the batch by length and does not restore the order."""
 
     def collate(self, raws):
         return super().collate(sorted(raws, key=len))
 
 
-class LayoutLies(Letters):
-    """`valid` is right and the layout is not, so the fast path reads padding."""
+class WrongLayout(Letters):
+    """`valid` is right and the layout is not, so the fast path attends to padding."""
 
     def forward(self, batch):
         t = super().forward(batch)
@@ -104,8 +104,8 @@ class LayoutLies(Letters):
         return t.replace(layout=wt.Layout.simple([n] * len(t), "bidirectional"))
 
 
-class ForgetsSettings(Letters):
-    """The saved config rebuilds it with another scale."""
+class MissingSetting(Letters):
+    """`scale` is not in the saved config."""
 
     def __init__(self, dim: int = 8) -> None:
         super().__init__(dim)
@@ -125,11 +125,11 @@ class WrongError(Letters):
         return super().read(source[0] + source[1:])
 
 
-WORDS = ["token", "is", "attention", "an"]
+SAMPLES = ["token", "is", "attention", "an"]
 
 
-def test_an_honest_front_end_passes():
-    run = check_tokenizer(Letters, WORDS, bad=["", 3])
+def test_a_correct_front_end_passes():
+    run = check_tokenizer(Letters, SAMPLES, bad=["", 3])
     assert "check_padding" in run and "check_refused" in run
     assert len(run) == 13
 
@@ -137,35 +137,35 @@ def test_an_honest_front_end_passes():
 @pytest.mark.parametrize(
     "broken, found",
     [
-        (MaskInverted, "fields|validity|batch mates|padding"),
-        (MaskIgnored, "batch mates|validity"),
-        (PaddingLeaks, "batch mates"),
-        (BatchMateLeaks, "fields|batch mates"),
+        (MaskInverted, "fields|validity|batch invariance|padding"),
+        (MaskIgnored, "batch invariance|validity"),
+        (PaddingLeaks, "batch invariance"),
+        (BatchDependent, "fields|batch invariance"),
         (PositionsLost, "positions"),
         (DeadParameter, "no gradient reaches the parameter 'unused'"),
-        (ZeroGradient, "gradient of 'idle' is zero"),
-        (OrderChanged, "batch mates|order"),
-        (LayoutLies, "padding: the layout and the tensors disagree|padding: NaN"),
+        (ZeroGradient, "gradient of 'unused' is zero"),
+        (OrderChanged, "batch invariance|order"),
+        (WrongLayout, "padding: layout and tensors disagree|padding: NaN"),
     ],
 )
 def test_a_broken_front_end_is_found(broken, found):
     torch.manual_seed(0)
     with pytest.raises(AssertionError, match=found):
-        check_tokenizer(broken(), WORDS)
+        check_tokenizer(broken(), SAMPLES)
 
 
-def test_what_config_cant_rebuild_is_found():
-    made = ForgetsSettings()
-    made.scale = 2.0
-    with pytest.raises(AssertionError, match="state dict: `x` of sample 0 moves"):
-        check_tokenizer(made, WORDS)
+def test_a_setting_missing_in_the_config_is_found():
+    front = MissingSetting()
+    front.scale = 2.0
+    with pytest.raises(AssertionError, match="state dict: `x` of sample 0 changes"):
+        check_tokenizer(front, SAMPLES)
 
 
-def test_a_bad_source_must_be_refused():
+def test_a_bad_source_must_raise_input_error():
     with pytest.raises(AssertionError, match="was accepted"):
-        check_tokenizer(AcceptsAnything, WORDS, bad=[""])
+        check_tokenizer(AcceptsAnything, SAMPLES, bad=[""])
     with pytest.raises(AssertionError, match="raised IndexError"):
-        check_tokenizer(WrongError, WORDS, bad=[""])
+        check_tokenizer(WrongError, SAMPLES, bad=[""])
 
 
 def test_too_few_samples():

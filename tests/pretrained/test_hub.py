@@ -1,4 +1,4 @@
-"""Models to the Hub and back: the mixin's real code up to the calls that would go over the network."""
+"""Pushing to and loading from the Hub: the mixin's own code, with the network calls replaced."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def model() -> wt.CLIP:
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    """Where the Hub would keep what is uploaded."""
-    kept = SimpleNamespace(folder=tmp_path / "hub", calls=[])
+    """A local folder in place of the Hub."""
+    state = SimpleNamespace(folder=tmp_path / "hub", calls=[])
 
     def create_repo(self, repo_id, **options):
-        kept.calls.append(("create_repo", repo_id, options))
+        state.calls.append(("create_repo", repo_id, options))
         return SimpleNamespace(repo_id=repo_id)
 
     def upload_folder(self, *, repo_id, folder_path, commit_message, **options):
-        kept.calls.append(("upload_folder", repo_id, commit_message))
-        shutil.copytree(folder_path, kept.folder / repo_id, dirs_exist_ok=True)
+        state.calls.append(("upload_folder", repo_id, commit_message))
+        shutil.copytree(folder_path, state.folder / repo_id, dirs_exist_ok=True)
         return f"https://hub/{repo_id}/commit/1"
 
     def download(repo_id, filename, **options):
-        kept.calls.append(("download", repo_id, filename))
-        if not (kept.folder / repo_id / filename).exists():
+        state.calls.append(("download", repo_id, filename))
+        if not (state.folder / repo_id / filename).exists():
             raise huggingface_hub.errors.LocalEntryNotFoundError(f"{repo_id} isn't here")
-        return str(kept.folder / repo_id / filename)
+        return str(state.folder / repo_id / filename)
 
     def snapshot(repo_id, *, allow_patterns, revision, **options):
-        kept.calls.append(("snapshot", repo_id, revision))
-        wanted = [p for pattern in allow_patterns for p in (kept.folder / repo_id).glob(pattern)]
+        state.calls.append(("snapshot", repo_id, revision))
+        wanted = [p for pattern in allow_patterns for p in (state.folder / repo_id).glob(pattern)]
         out = tmp_path / "cache" / repo_id
         out.mkdir(parents=True, exist_ok=True)
         for path in wanted:
@@ -57,12 +57,12 @@ def server(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.hub_mixin.HfApi, "upload_folder", upload_folder)
     monkeypatch.setattr(huggingface_hub.hub_mixin, "hf_hub_download", download)
     monkeypatch.setattr(hub, "snapshot_download", snapshot)
-    return kept
+    return state
 
 
-def test_there_and_back(model, server):
-    address = model.push_to_hub("someone/cats", private=True, commit_message="first")
-    assert address == "https://hub/someone/cats/commit/1"
+def test_push_and_load_round_trip(model, server):
+    url = model.push_to_hub("someone/cats", private=True, commit_message="first")
+    assert url == "https://hub/someone/cats/commit/1"
     assert server.calls == [
         ("create_repo", "someone/cats", {"private": True, "exist_ok": True}),
         ("upload_folder", "someone/cats", "first"),
@@ -77,28 +77,28 @@ def test_there_and_back(model, server):
 
 def test_from_a_folder_without_the_hub(model, tmp_path):
     model.save(tmp_path / "saved")
-    for given in (tmp_path / "saved", str(tmp_path / "saved")):
-        back = wt.Part.from_pretrained(given)
+    for source in (tmp_path / "saved", str(tmp_path / "saved")):
+        back = wt.Part.from_pretrained(source)
         assert torch.equal(back.embed("text", ["a cat"]), model.embed("text", ["a cat"]))
 
 
-def test_what_is_wrong_is_told(model, server, tmp_path):
+def test_errors_name_the_cause(model, server, tmp_path):
     model.save(tmp_path / "saved")
     with pytest.raises(wt.InputError, match=r"is a CLIP, not a Classifier: use wt.Part.from_pretrained"):
         wt.Classifier.from_pretrained(tmp_path / "saved")
-    with pytest.raises(wt.InputError, match="no such folder, and the Hub gave no model of that name"):
+    with pytest.raises(wt.InputError, match="no such folder, and no such model on the Hub"):
         wt.Part.from_pretrained("someone/nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(wt.InputError, match="not a saved model"):
         wt.Part.from_pretrained(tmp_path / "empty")
 
 
-def test_the_card_tells_what_the_model_knows(model):
-    made = hub.card(model, "someone/cats", license="apache-2.0", text="Trained on cats.", language="en")
-    again = ModelCard(str(made))  # its head is YAML that the Hub reads
-    assert again.data.license == "apache-2.0" and again.data.library_name == "worldtokens"
-    assert again.data.pipeline_tag == "zero-shot-image-classification" and again.data.language == "en"
-    text = again.text
+def test_the_card_lists_the_models_settings(model):
+    card = hub.card(model, "someone/cats", license="apache-2.0", text="Trained on cats.", language="en")
+    parsed = ModelCard(str(card))  # its metadata is YAML that the Hub parses
+    assert parsed.data.license == "apache-2.0" and parsed.data.library_name == "worldtokens"
+    assert parsed.data.pipeline_tag == "zero-shot-image-classification" and parsed.data.language == "en"
+    text = parsed.text
     count = sum(p.numel() for p in model.parameters())
     assert f"{count:,} parameters" in text and "Trained on cats." in text
     assert "wt.CLIP.from_pretrained('someone/cats')" in text
@@ -109,12 +109,12 @@ def test_the_card_tells_what_the_model_knows(model):
     assert "Classes (2): cat, dog" in classes.text and classes.data.pipeline_tag == "image-classification"
 
 
-def test_a_model_loads_without_the_hubs_package(model, tmp_path):
-    """Neither the face, nor the command's help, nor saving and loading import huggingface_hub themselves."""
+def test_a_model_loads_without_huggingface_hub(model, tmp_path):
+    """Neither `import worldtokens`, nor the command's help, nor saving and loading import huggingface_hub."""
     model.tokenizers["image"].save(tmp_path / "m")
     code = (
         "import sys\n"
-        "sys.modules['huggingface_hub'] = None\n"  # an import of it would fail
+        "sys.modules['huggingface_hub'] = None\n"  # importing it fails
         "import worldtokens as wt, worldtokens.cli\n"
         "from worldtokens.parts import load\n"
         f"print(type(load({str(tmp_path / 'm')!r})).__name__)\n"
