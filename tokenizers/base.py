@@ -1,7 +1,7 @@
-"""The contract of a front-end: three verbs that turn the raw world into `Tokens`.
+"""The contract of a front-end: `read`, `collate` and `forward` turn raw data into `Tokens`.
 
-A third party adds a modality by writing one subclass in a package of its own; `wt.testing.check_tokenizer`
-runs the contract on it.
+A third party adds a modality by writing one subclass in its own package; `wt.testing.check_tokenizer` runs the
+contract on it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from worldtokens.tokens import Tokens
 
 
 class Batch(dict):
-    """What `collate` hands to `forward`: tensors by name, and static facts (ints, tuples) beside them."""
+    """What `collate` returns and `forward` takes: tensors by name, and static values (ints, tuples) beside them."""
 
     def to(self, *args, **kwargs) -> Batch:
-        """Move the tensors; whole numbers and uint8 keep their types."""
+        """Move the tensors; integer tensors keep their types."""
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
 
         def move(v):
@@ -39,10 +39,11 @@ class Batch(dict):
 
 
 class Tokenizer(Part):
-    """Raw world -> Tokens.
+    """Base class of the front-ends: raw data -> Tokens.
 
     A subclass sets `modality` (a class attribute, its name in `Tokens.select`) and `dim` (width of its tokens) and
-    writes the three verbs. Absolute positions belong here; relative ones (RoPE over `pos`) to the trunk.
+    implements `read`, `collate` and `forward`. Absolute positions belong here; relative ones (RoPE over `pos`) to the
+    trunk.
     """
 
     modality: str = ""
@@ -57,7 +58,7 @@ class Tokenizer(Part):
         raise NotImplementedError
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:
-        """Raw samples -> one batch: pad, patchify, lengths. Runs on the CPU, in DataLoader workers."""
+        """Raw samples -> one batch: padding, patches, lengths. Runs on the CPU, in DataLoader workers."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Tokens:
@@ -77,12 +78,12 @@ class Tokenizer(Part):
         order: str = "bidirectional",
         **fields: Tensor,
     ) -> Tokens:
-        """Tokens of one sample a row, padded on the right, with `valid`, `block` and `modality` filled in.
+        """Embeddings of one sample per row, padded on the right -> Tokens, with `valid`, `block` and `modality` set.
 
         Args:
             x: (B, N, D).
-            lengths: B ints on the CPU side, the valid tokens of each row; None: all of every row. Only where a graph is
-                exported, for any number of rows of any length: a tensor (B,).
+            lengths: B ints on the CPU, the number of valid tokens of each row; None: all N. Only in a graph exported
+                for any number of rows of any length: a tensor (B,).
             order: ``"bidirectional"`` or ``"causal"``.
             fields: `pos`, `ids`, ... as in `Tokens`.
         """
@@ -94,9 +95,8 @@ class Tokenizer(Part):
         if layout.full(n):
             valid = torch.ones(b, n, dtype=torch.bool, device=x.device)
         else:
-            places = torch.arange(n, device=x.device)
             lengths = lengths if isinstance(lengths, Tensor) else torch.as_tensor(list(lengths))
-            valid = places < lengths.to(x.device)[:, None]
-        mod = torch.full((b, n), modality_id(self.modality), dtype=torch.int16, device=x.device)
-        tokens = Tokens(x=x, valid=valid, modality=mod, layout=layout, **fields)
+            valid = torch.arange(n, device=x.device) < lengths.to(x.device)[:, None]
+        modality = torch.full((b, n), modality_id(self.modality), dtype=torch.int16, device=x.device)
+        tokens = Tokens(x=x, valid=valid, modality=modality, layout=layout, **fields)
         return tokens.causal() if order == "causal" else tokens

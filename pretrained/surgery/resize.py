@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from worldtokens.errors import InputError
 from worldtokens.pretrained.surgery.replace import find_front, rebuild
 from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
-from worldtokens.tokenizers.patches import axis_weights, grid_of, resample_positions, sides
+from worldtokens.tokenizers.patches import axis_weights, grid_size, resample_positions, sides
 
 
 def resize_images(
@@ -53,13 +53,13 @@ def resize_images(
     if size is None:
         grid = front.position_grid
         changes["preprocess"] = replace(front.preprocess, crop_pct=1.0)
-    elif front.size is not None and front.position_grid != grid_of(front.size, front.patch):
+    elif front.size is not None and front.position_grid != grid_size(front.size, front.patch):
         grid = front.position_grid  # a table of its own size is interpolated in each batch
     changes["embedding"] = replace(front.embedding, position_grid=grid)
     weight = front.proj.weight.detach().unflatten(1, (3, *front.patch))
     tensors = {"proj.weight": resize_kernel(weight, patch).flatten(1)}
     if front.pos_embed is not None:
-        grid = grid or grid_of(size, patch)
+        grid = grid or grid_size(size, patch)
         tensors["pos_embed"] = resample_positions(
             front.pos_embed.detach(), grid, front.embedding.interpolation
         )

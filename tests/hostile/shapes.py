@@ -147,7 +147,7 @@ case(P, "pickled.npy", "numbers only", pickled)
 case(P, "promises-terabytes.npy", "", lambda: promising_npy("(1000000000000, 3)"))
 case(P, "wide.npy", "columns", lambda: npy(np.zeros((9, 2))))
 case(P, "float16.npy", 46, lambda: npy(cloud(46).astype(np.float16)))
-case(P, "unfolds.npz", "unfolds to", lambda: npz_bomb(300))
+case(P, "unfolds.npz", "decompresses to", lambda: npz_bomb(300))
 case(P, "cut.npz", "NumPy", cut(lambda: npz(points=cloud(46))))
 case(P, "no-such-kind.fbx", "ends in .fbx", lambda: b"Kaydara FBX Binary  ")
 

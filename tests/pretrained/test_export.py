@@ -1,5 +1,7 @@
-"""Exported graphs give eager's numbers: torch.export's and onnxruntime's, weights away from their start, over a sweep of
-row counts and lengths. Largest absolute difference allowed 1e-4 (found: below 1e-5; `pytest -s` prints it)."""
+"""Exported graphs equal eager mode: torch.export's and onnxruntime's, parameters randomised, over batch sizes and lengths.
+
+Largest absolute difference allowed 1e-4 (found: below 1e-5; `pytest -s` prints it).
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from worldtokens.tokenizers.base import Batch
 TEXTS = ["a cat", "the quick brown fox jumps over the lazy dog", "", "two cats on a mat"] * 20
 
 
-def words(**settings) -> wt.TextTokenizer:
+def text_tokenizer(**settings) -> wt.TextTokenizer:
     return wt.TextTokenizer.train(TEXTS, 300, dim=32, context=24, start="<s>", **settings)
 
 
 def clip(loss: str = "clip", **options) -> wt.CLIP:
     fronts = {
         "image": wt.ImageTokenizer(32, patch=8, size=(32, 24), class_token=True, registers=2),
-        "text": words(),
+        "text": text_tokenizer(),
     }
     trunk = wt.Transformer(32, 2, 4, activation="quick_gelu")
     return randomised(wt.CLIP(fronts, trunk, dim=16, loss=loss, **options))
@@ -49,7 +51,7 @@ def check(name: str, want: torch.Tensor, *found: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def test_clips_towers(tmp_path):
+def test_clip_towers(tmp_path):
     model, g = clip(), torch.Generator().manual_seed(1)
     program, session, facts = exported(model, tmp_path, "image")
     for rows in (1, 2, 7):
@@ -57,7 +59,7 @@ def test_clips_towers(tmp_path):
         want = model.encode("image", pixels)
         check(f"{rows} images", want, program(pixels), run(session, pixels=pixels))
     assert facts["inputs"]["pixels"] == {"type": "float32", "shape": ["rows", 3, 32, 24]}
-    assert facts["prepare"]["mean"] == list(model.tokenizers["image"].mean)
+    assert facts["preprocess"]["mean"] == list(model.tokenizers["image"].mean)
     assert facts["output"] == {"name": "embeddings"}
 
     program, session, facts = exported(model, tmp_path, "text")
@@ -68,22 +70,26 @@ def test_clips_towers(tmp_path):
         want = model.encode("text", Batch(ids=ids, lengths=tuple(lengths.tolist())))
         found = program(ids, lengths), run(session, ids=ids, lengths=lengths)
         worst = max(worst, check(f"{rows} texts of up to {longest}", want, *found))
-        # what stands behind a text's end changes nothing
-        behind = torch.arange(longest) >= lengths[:, None]
-        other = ids.masked_fill(behind, 3)
+        # ids after a text's end change nothing
+        padding = torch.arange(longest) >= lengths[:, None]
+        other = ids.masked_fill(padding, 3)
         check("padding", want, program(other, lengths), run(session, ids=other, lengths=lengths))
     print(f"text tower: {worst:.1e}")
-    # what is written beside the graph is enough to prepare a text without this package
-    told = facts["prepare"]
-    rust = Rust.from_file(str(tmp_path / told["vocabulary"]))
+    # the files beside the graph are enough to encode a text without this package
+    settings = facts["preprocess"]
+    rust = Rust.from_file(str(tmp_path / settings["vocabulary"]))
     for text in ("the quick cat", "jumps"):
-        ids = [told["start"]["id"], *rust.encode(text, add_special_tokens=False).ids, told["end"]["id"]]
+        ids = [
+            settings["start"]["id"],
+            *rust.encode(text, add_special_tokens=False).ids,
+            settings["end"]["id"],
+        ]
         found = run(session, ids=torch.tensor([ids]), lengths=torch.tensor([len(ids)]))
         check(text, model.embed("text", [text]), found)
 
 
 @torch.no_grad()
-def test_a_standardised_space_is_part_of_the_graph(tmp_path):
+def test_standardisation_is_part_of_the_graph(tmp_path):
     model = clip(standardize=True)
     for standard in model.standardizers.values():
         standard.mean.normal_()
@@ -96,7 +102,7 @@ def test_a_standardised_space_is_part_of_the_graph(tmp_path):
 
 
 @torch.no_grad()
-def test_pictures_of_any_size_where_the_front_end_has_none(tmp_path):
+def test_native_aspect_has_dynamic_image_sizes(tmp_path):
     front = wt.ImageTokenizer(32, patch=8, size=None, max_tokens=64, class_token=True)
     model = randomised(wt.Classifier(front, wt.Transformer(32, 2, 4), ["a", "b", "c"], pool="mean"))
     program, session, facts = exported(model, tmp_path)
@@ -105,11 +111,11 @@ def test_pictures_of_any_size_where_the_front_end_has_none(tmp_path):
         want = model({"image": pixels})
         check(f"{height} x {width}", want, program(pixels), run(session, pixels=pixels))
     assert facts["output"] == {"name": "logits", "classes": ["a", "b", "c"]}
-    assert facts["prepare"]["size"] is None and facts["prepare"]["max_patches"] == 64
+    assert facts["preprocess"]["size"] is None and facts["preprocess"]["max_patches"] == 64
 
 
 MODELS = {
-    "attention pooling behind a class token, RoPE, registers, LayerScale": lambda: wt.Classifier(
+    "attention pooling after a class token, RoPE, registers, LayerScale": lambda: wt.Classifier(
         wt.ImageTokenizer(
             32, patch=8, size=32, positions="none", class_token=True, registers=1, embedding={"span": 7}
         ),
@@ -124,23 +130,25 @@ MODELS = {
         5,
         pool="patches",
     ),
-    "text together, post-norm, no head": lambda: wt.Classifier(
-        words(causal=False), wt.Transformer(32, 2, 4, config={"pre_norm": False, "first_norm": True}), 0
+    "bidirectional text, post-norm, no head": lambda: wt.Classifier(
+        text_tokenizer(causal=False),
+        wt.Transformer(32, 2, 4, config={"pre_norm": False, "first_norm": True}),
+        0,
     ),
-    "text, grouped heads, RMSNorm, SwiGLU, RoPE": lambda: wt.Classifier(
-        words(positions="none"),
+    "text, GQA, RMSNorm, SwiGLU, RoPE": lambda: wt.Classifier(
+        text_tokenizer(positions="none"),
         wt.Transformer(32, 2, 4, kv_heads=2, norm="rms", activation="swiglu", rope=1, config={"bias": False}),
         5,
     ),
-    "texts in pairs, BERT's pooler": lambda: wt.Encoder(
-        wt.PairTokenizer(words().backend, 32, context=24, start="<s>", end="<|endoftext|>"),
+    "text pairs, BERT's pooler": lambda: wt.Encoder(
+        wt.PairTokenizer(text_tokenizer().backend, 32, context=24, start="<s>", end="<|endoftext|>"),
         wt.Transformer(32, 2, 4, config={"pre_norm": False, "first_norm": True}),
         pool="first",
         dim=32,
         activation="tanh",
     ),
     "text, window, attention pooling": lambda: wt.Classifier(
-        words(), wt.Transformer(32, 2, 4, window=3.0), 5, pool=wt.AttentionPool(32, 4)
+        text_tokenizer(), wt.Transformer(32, 2, 4, window=3.0), 5, pool=wt.AttentionPool(32, 4)
     ),
 }
 
@@ -149,8 +157,8 @@ MODELS = {
 @pytest.mark.parametrize(
     "name", [next(iter(MODELS)), *(pytest.param(n, marks=pytest.mark.slow) for n in [*MODELS][1:])]
 )
-def test_what_a_trunk_may_be_made_of(name):
-    """By torch.export alone: writing ONNX takes seconds a model."""
+def test_architectures_that_can_be_exported(name):
+    """By torch.export alone: writing ONNX takes seconds per model."""
     model = randomised(MODELS[name]())
     program = wt.export_program(model).module()
     encoder = isinstance(model, wt.Encoder)
@@ -167,23 +175,23 @@ def test_what_a_trunk_may_be_made_of(name):
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_text_that_is_filled_up(tmp_path):
+def test_text_padded_to_the_context(tmp_path):
     front = wt.TextTokenizer(
-        words().backend, 32, context=8, causal=False, end="<|endoftext|>", pad_to_context=True
+        text_tokenizer().backend, 32, context=8, causal=False, end="<|endoftext|>", pad_to_context=True
     )
     model = randomised(wt.Encoder(front, wt.Transformer(32, 1, 4), dim=12, normalize=True, pool="last"))
     program, session, facts = exported(model, tmp_path)
-    assert list(facts["inputs"]) == ["ids"] and facts["prepare"]["pad_to_context"] is True
+    assert list(facts["inputs"]) == ["ids"] and facts["preprocess"]["pad_to_context"] is True
     ids = front.batch(["a cat", "the quick brown fox jumps over", ""])["ids"]
     check(
-        "filled",
+        "padded",
         model.embed(["a cat", "the quick brown fox jumps over", ""]),
         program(ids),
         run(session, ids=ids),
     )
 
 
-def test_an_export_changes_nothing_in_the_model_and_holds_one_tower():
+def test_export_keeps_the_model_and_holds_one_tower():
     model = clip().train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     program = wt.export_program(model, "text")
@@ -194,11 +202,11 @@ def test_an_export_changes_nothing_in_the_model_and_holds_one_tower():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch):
+def test_what_cannot_be_exported_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(wt.InputError, match=r"columns \['image', 'text'\]: name one"):
         wt.export_program(clip())
-    with pytest.raises(wt.InputError, match="no column 'sound'"):
-        wt.export_program(clip(), "sound")
+    with pytest.raises(wt.InputError, match="no column 'audio'"):
+        wt.export_program(clip(), "audio")
     with pytest.raises(wt.InputError, match="a Transformer cannot be exported"):
         wt.export_program(wt.Transformer(8, 1, 2))
     series = wt.Classifier(wt.SeriesTokenizer(16), wt.Transformer(16, 1, 2), 3)
@@ -208,7 +216,7 @@ def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch):
     with pytest.raises(wt.InputError, match="resize='pad'"):
         wt.export_program(wt.Classifier(padded, wt.Transformer(16, 1, 2), 3))
     with pytest.raises(wt.InputError, match="Recurrent"):
-        wt.export_program(wt.Classifier(words(), wt.Recurrent("gru", 32), 3))
+        wt.export_program(wt.Classifier(text_tokenizer(), wt.Recurrent("gru", 32), 3))
     with pytest.raises(wt.InputError, match=r"ends in \.onnx"):
         wt.export_onnx(clip(), tmp_path / "model", "image")
     real = builtins.__import__
@@ -224,10 +232,10 @@ def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["bicubic", "bilinear", "bicubic_no_antialias"])
-def test_the_formula_in_a_graph_is_the_filter_that_stretches_tables(how):
+def test_position_interpolation_in_a_graph_equals_the_resampling_filter(how):
     """Below 2e-6."""
-    from worldtokens.tokenizers.patches import axis_weights, filter_weights
+    from worldtokens.tokenizers.patches import axis_weights, symbolic_axis_weights
 
     sizes = [(n, o) for o in (1, 3, 7, 16) for n in (1, 2, 5, 16, 31)]
-    far = [float((axis_weights(n, o, how) - filter_weights(n, o, how)).abs().max()) for n, o in sizes]
+    far = [float((axis_weights(n, o, how) - symbolic_axis_weights(n, o, how)).abs().max()) for n, o in sizes]
     assert max(far) < 2e-6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from worldtokens.tokenizers.patches import grid_of
+from worldtokens.tokenizers.patches import grid_size
 
 
 def native_size(height: int, width: int, patch: tuple[int, int], max_tokens: int) -> tuple[int, int]:
@@ -14,7 +14,7 @@ def native_size(height: int, width: int, patch: tuple[int, int], max_tokens: int
     a patch border, so it is the best over the number of rows. Sides are then rounded to whole pixels, at least 1.
     """
     ph, pw = patch
-    rows, columns = grid_of((height, width), patch)
+    rows, columns = grid_size((height, width), patch)
     if rows * columns <= max_tokens:
         return height, width
     _, rows, columns = max(

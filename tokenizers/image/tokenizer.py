@@ -29,7 +29,7 @@ from worldtokens.tokenizers.image.read import read_image
 from worldtokens.tokenizers.image.sizes import full_size, native_size
 from worldtokens.tokenizers.patches import (
     grid_coords,
-    grid_of,
+    grid_size,
     interpolation_weights,
     pad_to_patches,
     patchify,
@@ -106,7 +106,7 @@ class ImageTokenizer(Tokenizer):
         if self.embedding.position_grid is not None:
             self.position_grid = self.embedding.position_grid
         elif self.size is not None:
-            self.position_grid = grid_of(self.size, self.patch)
+            self.position_grid = grid_size(self.size, self.patch)
         else:
             self.position_grid = (math.isqrt(self.max_tokens),) * 2
 
@@ -201,7 +201,7 @@ class ImageTokenizer(Tokenizer):
             batch: receives the two entries.
             boxes: (top, left, bottom, right) of each image in pixels.
         """
-        (ph, pw), grid = self.patch, grid_of(self.size, self.patch)
+        (ph, pw), grid = self.patch, grid_size(self.size, self.patch)
         yx = grid_coords(grid)
         top, left, bottom, right = torch.tensor(boxes).T[..., None]  # each (B, 1)
         y, x = yx[:, 0] * ph, yx[:, 1] * pw
@@ -217,7 +217,7 @@ class ImageTokenizer(Tokenizer):
         for raw in raws:
             resized = self.preprocess.resize_and_crop(raw, self.resized_size(*raw.shape[1:]))
             image = pad_to_patches(torch.from_numpy(np.array(resized)).permute(2, 0, 1), self.patch)
-            grids.append(grid_of(image.shape[1:], self.patch))
+            grids.append(grid_size(image.shape[1:], self.patch))
             patches.append(patchify(image[None], self.patch)[0])
         coords = [grid_coords(g) for g in grids]
         lengths = tuple(len(p) for p in patches)
@@ -256,7 +256,7 @@ class ImageTokenizer(Tokenizer):
         if "patches" in batch:
             return self._embed_native(batch)
         pixels = pad_to_patches(batch["pixels"], self.patch)
-        grid = grid_of(pixels.shape[2:], self.patch)
+        grid = grid_size(pixels.shape[2:], self.patch)
         x = self._project(patchify(pixels, self.patch))
         coords = grid_coords(grid, x.device)
         if self.pos_embed is not None:

@@ -16,7 +16,7 @@ from worldtokens.backbone.resampler import Resampler
 from worldtokens.errors import InputError
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.latents.read import read_triplane
-from worldtokens.tokenizers.patches import grid_coords, grid_of, patchify, sides, sincos_positions
+from worldtokens.tokenizers.patches import grid_coords, grid_size, patchify, sides, sincos_positions
 from worldtokens.tokens import Tokens
 
 # for each plane, the axes of its rows and columns, as indices into (z, y, x)
@@ -67,7 +67,7 @@ class TriplaneTokenizer(Tokenizer):
             if not isinstance(raw, Tensor) or raw.ndim != 4 or raw.shape[:2] != (3, self.channels):
                 found = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
                 raise InputError(f"sample {i} of the batch is {found}, expected (3, {self.channels}, H, W)")
-            cells = grid_coords(grid_of(raw.shape[2:], self.patch))  # (n, 2)
+            cells = grid_coords(grid_size(raw.shape[2:], self.patch))  # (n, 2)
             n = len(cells)
             pos = torch.full((3, n, 3), -1)
             for p, axes in enumerate(PLANES):

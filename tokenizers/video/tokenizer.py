@@ -27,7 +27,7 @@ from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.patches import (
     axis_weights,
     grid_coords,
-    grid_of,
+    grid_size,
     pad_to_patches,
     patchify,
     sides,
@@ -93,7 +93,7 @@ class VideoTokenizer(Tokenizer):
         self.time_embed = self.place_embed = None
         if positions == "learned":
             # the grid of `size`, or one of 14 x 14 that is stretched over every clip's own
-            self.table = grid_of(
+            self.table = grid_size(
                 (frames, *(self.size or (14 * self.tubelet[1], 14 * self.tubelet[2]))), self.tubelet
             )
             self.time_embed = nn.Parameter(torch.empty(self.table[0], dim))
@@ -152,7 +152,7 @@ class VideoTokenizer(Tokenizer):
             if not raw.numel():
                 raise InputError(f"clip {i} of the batch is {tuple(raw.shape)}: holds no pixel")
             x = pad_to_patches(raw.transpose(0, 1), self.tubelet)  # (3, T, H, W)
-            grid = grid_of(x.shape[1:], self.tubelet)
+            grid = grid_size(x.shape[1:], self.tubelet)
             cut.append(patchify(x[None], self.tubelet)[0])
             grids.append(grid)
             micros.append(self._micros(raw, grid))

@@ -28,7 +28,7 @@ from worldtokens.errors import InputError
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.files import read_bytes
 from worldtokens.tokenizers.image.read import read_image
-from worldtokens.tokenizers.patches import grid_coords, grid_of, patchify, sides
+from worldtokens.tokenizers.patches import grid_coords, grid_size, patchify, sides
 from worldtokens.tokens import Tokens
 
 MEAN = STD = (0.5, 0.5, 0.5)
@@ -167,7 +167,7 @@ class ViewTokenizer(Tokenizer):
                 raise InputError(
                     f"scene {i} of the batch is {found}, expected uint8 (V, {wide}) as read() gives"
                 )
-        n = math.prod(grid_of(self.size, self.patch))
+        n = math.prod(grid_size(self.size, self.patch))
         return Batch(
             raw=nn.utils.rnn.pad_sequence(list(raws), batch_first=True),
             lengths=tuple(len(r) * n for r in raws),
@@ -187,7 +187,7 @@ class ViewTokenizer(Tokenizer):
         )
         rays = pluecker(self.cameras(raw).flatten(0, 1), self.size)  # (S V, 6, h, w)
         x = self.proj(colours.to(dtype)) + self.ray_proj(patchify(rays, self.patch).to(dtype))
-        coords = grid_coords(grid_of(self.size, self.patch), x.device).float()  # (N, 2)
+        coords = grid_coords(grid_size(self.size, self.patch), x.device).float()  # (N, 2)
         view = torch.arange(v, dtype=torch.float32, device=x.device)
         pos = torch.cat(
             [view[:, None, None].expand(v, len(coords), 1), coords.expand(v, -1, -1)], -1
