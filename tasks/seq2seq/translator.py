@@ -63,7 +63,7 @@ class Translator(EncoderDecoder):
         Raises:
             InputError: the decoder has no cross-attention, or the source is no text.
         """
-        if len(self.sources) != 1 or not hasattr(self.tokenizers[self.sources[0]], "spell"):
+        if len(self.sources) != 1 or not hasattr(self.tokenizers[self.sources[0]], "token_bytes"):
             raise InputError(f"an alignment needs one text source, this model has the sources {self.sources}")
         target = self.translate(text, beams=beams)[0] if target is None else target
         source = self.tokenizers[self.sources[0]]

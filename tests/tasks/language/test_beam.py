@@ -1,4 +1,4 @@
-"""Beam search: the best of all sequences when wide enough, Hugging Face's answers, rows that do not touch each other."""
+"""Beam search: exhaustive when wide enough, equal to Hugging Face's, independent rows."""
 
 import itertools
 
@@ -11,7 +11,7 @@ END = 0
 
 
 class Chain:
-    """A toy language: the next token's scores hang on the row's number and its last two tokens."""
+    """A trigram model: the next token's logits depend on the row number and the last two tokens."""
 
     def __init__(self, rows, vocabulary=4, seed=0):
         g = torch.Generator().manual_seed(seed)
@@ -29,8 +29,8 @@ class Chain:
         return beam_search(self.step, self.select, prefix, end_id=END, **how)
 
 
-def every_answer(table, prefix, longest, penalty):
-    """All sequences that end or reach the longest length, scored one by one, best first."""
+def all_sequences(table, prefix, longest, penalty):
+    """All sequences that end or reach the maximum length, scored one by one, best first."""
     vocabulary, found = len(table), []
     logp = table.log_softmax(-1)
     for n in range(1, longest + 1):
@@ -50,13 +50,13 @@ def test_a_wide_search_finds_the_best_of_all_sequences(penalty):
     chain = Chain(3)
     found = chain.search(prefix, beams=300, max_new_tokens=longest, length_penalty=penalty)
     for row in range(3):
-        best = every_answer(chain.table[row], prefix[row].tolist(), longest, penalty)
+        best = all_sequences(chain.table[row], prefix[row].tolist(), longest, penalty)
         assert found[row][0].ids == best[0][1]
         assert [h.score for h in found[row][:20]] == pytest.approx([b[0] for b in best[:20]], abs=1e-4)
 
 
-def test_more_beams_find_what_greed_misses():
-    """A likely first token that leads nowhere: 0.6 then ten equal ways, against 0.4 then one sure way."""
+def test_more_beams_find_what_greedy_search_misses():
+    """First token 0.6, then ten equal tokens, against first token 0.4, then a certain one."""
     logits = torch.full((12, 12), -30.0)
     logits[1, 2], logits[1, 3] = torch.tensor(0.6).log(), torch.tensor(0.4).log()
     logits[2, 2:] = 0.0
@@ -74,7 +74,7 @@ def test_more_beams_find_what_greed_misses():
     assert wide[0][0].score == pytest.approx(torch.tensor(0.4).log().item(), abs=1e-4)
 
 
-def test_one_beam_is_the_greedy_search():
+def test_one_beam_is_greedy_search():
     chain = Chain(6, 9)
     prefix = torch.randint(1, 9, (6, 2), generator=torch.Generator().manual_seed(1))
     found = chain.search(prefix, beams=1, max_new_tokens=12)
@@ -86,7 +86,7 @@ def test_one_beam_is_the_greedy_search():
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_batch_gives_what_one_by_one_gives(beams):
+def test_a_batch_gives_the_results_of_single_rows(beams):
     prefix = torch.randint(1, 7, (8, 2), generator=torch.Generator().manual_seed(2))
     whole = Chain(8, 7).search(prefix, beams=beams, max_new_tokens=8)
     for row in range(8):
@@ -95,24 +95,24 @@ def test_a_batch_gives_what_one_by_one_gives(beams):
         assert chain.search(prefix[row : row + 1], beams=beams, max_new_tokens=8)[0] == whole[row]
 
 
-def test_banned_ids_are_never_written_and_others_keep_their_probability():
+def test_suppressed_ids_are_never_generated_and_others_keep_their_probability():
     prefix = torch.tensor([[1, 1]] * 5)
     free = Chain(5, 6).search(prefix, beams=4, max_new_tokens=6)
     assert any(3 in h.ids for row in free for h in row)
-    banned = Chain(5, 6).search(prefix, beams=4, max_new_tokens=6, ban=[3], ban_first=[END, 2])
-    assert not any(3 in h.ids or h.ids[:1] in ([], [2]) for row in banned for h in row)
+    suppressed = Chain(5, 6).search(prefix, beams=4, max_new_tokens=6, suppress=[3], suppress_first=[END, 2])
+    assert not any(3 in h.ids or h.ids[:1] in ([], [2]) for row in suppressed for h in row)
     chain = Chain(1, 6)
-    (one,) = chain.search(prefix[:1], beams=1, max_new_tokens=1, ban=[3])
+    (one,) = chain.search(prefix[:1], beams=1, max_new_tokens=1, suppress=[3])
     assert one[0].score == pytest.approx(float(chain.table[0, 1, 1].log_softmax(-1)[one[0].ids[0]]), abs=1e-5)
 
 
-def test_settings_out_of_range_are_refused():
+def test_settings_out_of_range_raise():
     with pytest.raises(ValueError, match="beams=0"):
         Chain(1).search(torch.tensor([[1, 1]]), beams=0, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("beams,penalty", [(1, 1.0), (2, 0.0), (4, 1.0), (5, 0.6), (3, 2.0)])
-def test_the_answers_are_hugging_faces(beams, penalty):
+def test_hypotheses_equal_hugging_faces(beams, penalty):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)

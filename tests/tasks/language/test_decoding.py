@@ -1,4 +1,4 @@
-"""Choosing tokens against Hugging Face's logits processors; the loop: stopping, streaming, rows by themselves."""
+"""Sampling against Hugging Face's logits processors; the decoding loop: stopping, streaming, batch invariance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 import worldtokens as wt
-from worldtokens.tasks.language.decoding import Draw, Sampling, decode, decode_pieces
+from worldtokens.tasks.language.decoding import Sampling, TokenSampler, decode, decode_stream
 
 V = 50
 
@@ -20,7 +20,7 @@ def logits(rows=4, seed=0):
 @pytest.mark.parametrize("top_k", [None, 1, 7, 500])
 @pytest.mark.parametrize("top_p", [None, 1e-6, 0.6, 0.95])
 @pytest.mark.parametrize("min_p", [None, 0.02, 0.5, 1.0])
-def test_cuts_are_transformers(temperature, top_k, top_p, min_p):
+def test_filtered_logits_equal_transformers(temperature, top_k, top_p, min_p):
     want = hf.TemperatureLogitsWarper(temperature)(None, logits())
     if top_k:
         want = hf.TopKLogitsWarper(top_k)(None, want)
@@ -32,18 +32,18 @@ def test_cuts_are_transformers(temperature, top_k, top_p, min_p):
     torch.testing.assert_close(ours, want)
 
 
-def test_repetition_penalty_is_transformers():
-    said = torch.tensor([[3, 3, 7], [1, 2, 49], [0, 0, 0], [5, 6, 7]])
-    want = hf.RepetitionPenaltyLogitsProcessor(1.3)(said, logits())
-    seen = torch.zeros(4, V, dtype=torch.bool).scatter_(1, said, True)
+def test_repetition_penalty_equals_transformers():
+    past = torch.tensor([[3, 3, 7], [1, 2, 49], [0, 0, 0], [5, 6, 7]])
+    want = hf.RepetitionPenaltyLogitsProcessor(1.3)(past, logits())
+    seen = torch.zeros(4, V, dtype=torch.bool).scatter_(1, past, True)
     torch.testing.assert_close(Sampling(repetition_penalty=1.3).penalised(logits(), seen), want)
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_draws_follow_the_distribution(seed):
+def test_samples_follow_the_distribution(seed):
     torch.manual_seed(0)
     some = logits(1)
-    draw = Draw(Sampling(temperature=1.5, top_k=6, seed=seed), 1)
+    draw = TokenSampler(Sampling(temperature=1.5, top_k=6, seed=seed), 1)
     counts = torch.zeros(V)
     for _ in range(4000):
         counts[draw(some, [0])] += 1
@@ -52,7 +52,7 @@ def test_draws_follow_the_distribution(seed):
     assert not counts[want == 0].any()
 
 
-def test_settings_out_of_range_are_told():
+def test_settings_out_of_range_raise():
     for wrong in (
         {"temperature": -1},
         {"top_k": 0},
@@ -63,43 +63,43 @@ def test_settings_out_of_range_are_told():
         with pytest.raises(wt.InputError, match=next(iter(wrong))):
             Sampling(**wrong)
     with pytest.raises(wt.InputError, match="2 numbers for 3 rows"):
-        Draw(Sampling(temperature=1, seed=[1, 2]), 3)
+        TokenSampler(Sampling(temperature=1, seed=[1, 2]), 3)
 
 
-# ---- the loop: a "model" that says a fixed text -----------------------------------------------------------
+# ---- the loop, with a "model" that generates a fixed text ------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def front():
-    """The 256 bytes and little else, so that most characters take several ids."""
+    """A tokenizer of the 256 bytes and one merge, so that most characters take several ids."""
     return wt.TextTokenizer.train(["aa"], vocab_size=257, dim=4, context=None, positions="none")
 
 
-class Saying:
-    """A step function that says each row's text, then the end token; it checks which rows are asked."""
+class FixedTexts:
+    """A step function that generates each row's text, then the end token; it asserts which rows are in the batch."""
 
     def __init__(self, front, texts):
         self.front, self.texts = front, [front.encode_batch([t])[0] for t in texts]
-        self.rows, self.at, self.asked = list(range(len(texts))), [0] * len(texts), []
+        self.rows, self.position, self.batch_sizes = list(range(len(texts))), [0] * len(texts), []
 
-    def answer(self):
+    def logits(self):
         out = torch.full((len(self.rows), self.front.vocab_size), -10.0)
         for k, row in enumerate(self.rows):
-            said = self.texts[row][self.at[row]] if self.at[row] < len(self.texts[row]) else 1
-            out[k, said] = 10.0
-            self.at[row] += 1
+            next_id = self.texts[row][self.position[row]] if self.position[row] < len(self.texts[row]) else 1
+            out[k, next_id] = 10.0
+            self.position[row] += 1
         return out
 
     def step(self, ids):
         assert len(ids) == len(self.rows)
         for k, row in enumerate(self.rows):
-            if self.at[row] <= len(self.texts[row]):
-                assert int(ids[k]) == self.texts[row][self.at[row] - 1]
-        self.asked.append(len(ids))
-        return self.answer()
+            if self.position[row] <= len(self.texts[row]):
+                assert int(ids[k]) == self.texts[row][self.position[row] - 1]
+        self.batch_sizes.append(len(ids))
+        return self.logits()
 
-    def select(self, kept):
-        self.rows = [self.rows[k] for k in kept.tolist()]
+    def select(self, index):
+        self.rows = [self.rows[k] for k in index.tolist()]
 
 
 TEXTS = ["héllo 👩‍👩‍👧 wörld", "日本語の文", "a", ""]
@@ -107,49 +107,54 @@ TEXTS = ["héllo 👩‍👩‍👧 wörld", "日本語の文", "a", ""]
 
 @pytest.mark.parametrize("drop", [True, False])
 def test_rows_stop_one_by_one(front, drop):
-    said = Saying(front, TEXTS)
+    model = FixedTexts(front, TEXTS)
     got = decode(
-        said.step, said.answer(), 200, front=front, ends={front.end_id}, select=said.select if drop else None
+        model.step,
+        model.logits(),
+        200,
+        front=front,
+        end_ids={front.end_id},
+        select=model.select if drop else None,
     )
     assert [c.text for c in got] == TEXTS
     assert [c.finish for c in got] == ["end"] * 4
     assert [front.decode(c.ids) for c in got] == TEXTS
     assert all(front.end_id not in c.ids for c in got)
-    if drop:  # a finished row is asked nothing more
-        lengths = [len(t) for t in said.texts]  # end token counted: the step after it is not asked
-        assert said.asked == [sum(n > i for n in lengths) for i in range(1, max(lengths))]
+    if drop:  # finished rows leave the batch
+        lengths = [len(t) for t in model.texts]  # including the end token, after which there is no step
+        assert model.batch_sizes == [sum(n > i for n in lengths) for i in range(1, max(lengths))]
 
 
-def test_streaming_never_shows_half_a_character(front):
-    said, shown = Saying(front, TEXTS), [""] * 4
+def test_streaming_never_yields_an_incomplete_character(front):
+    model, shown = FixedTexts(front, TEXTS), [""] * 4
     got = decode(
-        said.step,
-        said.answer(),
+        model.step,
+        model.logits(),
         200,
         front=front,
-        ends={front.end_id},
-        stream=lambda row, piece: shown.__setitem__(row, shown[row] + check(piece)),
+        end_ids={front.end_id},
+        stream=lambda row, text: shown.__setitem__(row, shown[row] + complete(text)),
     )
     assert shown == TEXTS == [c.text for c in got]
 
 
-def check(piece):
-    assert piece and "\ufffd" not in piece
-    return piece
+def complete(text):
+    assert text and "\ufffd" not in text
+    return text
 
 
-def test_a_character_cut_by_the_length_is_not_shown(front):
+def test_a_character_incomplete_at_the_limit_is_dropped(front):
     whole = "日本"
     for n in range(1, 7):
-        said = Saying(front, [whole])
-        (got,) = decode(said.step, said.answer(), n, front=front)
+        model = FixedTexts(front, [whole])
+        (got,) = decode(model.step, model.logits(), n, front=front)
         assert got.finish == "length" and len(got.ids) == n
         assert got.text == whole[: n // 3]
 
 
-def test_limits_of_rows_and_none_at_all(front):
-    said = Saying(front, ["abcdef", "abcdef", "abcdef"])
-    got = decode(said.step, said.answer(), [2, 0, 4], front=front, select=said.select)
+def test_each_row_may_have_its_own_limit(front):
+    model = FixedTexts(front, ["abcdef", "abcdef", "abcdef"])
+    got = decode(model.step, model.logits(), [2, 0, 4], front=front, select=model.select)
     assert [c.text for c in got] == ["ab", "", "abcd"]
     assert [c.finish for c in got] == ["length"] * 3
 
@@ -158,42 +163,42 @@ def test_limits_of_rows_and_none_at_all(front):
     ("text", "stop", "want"),
     [
         ("one END two", ["END"], "one "),
-        ("one EN two", ["END"], "one EN two"),  # looked like it, was not
+        ("one EN two", ["END"], "one EN two"),  # only a prefix of the stop string
         ("one EN", ["END"], "one EN"),
         ("aab", ["ab"], "a"),
         ("xEEND", ["END"], "xE"),
         ("x\n\ny", ["never", "\n\n"], "x"),
-        ("say ü.", ["ü"], "say "),
+        ("see ü.", ["ü"], "see "),
         ("ab", ["b", "ab"], ""),
     ],
 )
 def test_stop_strings(front, text, stop, want):
-    said, shown = Saying(front, [text]), []
+    model, shown = FixedTexts(front, [text]), []
     (got,) = decode(
-        said.step,
-        said.answer(),
+        model.step,
+        model.logits(),
         99,
         front=front,
-        ends={front.end_id},
+        end_ids={front.end_id},
         stop=stop,
-        stream=lambda row, piece: shown.append(piece),
+        stream=lambda row, new: shown.append(new),
     )
     assert got.text == want == "".join(shown)
     assert got.finish == ("end" if want == text else "stop")
 
 
-def test_stop_strings_without_a_speller_or_empty_are_told(front):
-    said = Saying(front, ["a"])
+def test_stop_strings_without_a_tokenizer_or_empty_raise(front):
+    model = FixedTexts(front, ["a"])
     for stop, kw, match in (
-        (["x"], {}, "front-end"),
+        (["x"], {}, "tokenizer"),
         ([""], {"front": front}, "empty"),
         ("END", {"front": front}, "list"),
     ):
         with pytest.raises(wt.InputError, match=match):
-            decode(said.step, said.answer(), 5, stop=stop, **kw)
+            decode(model.step, model.logits(), 5, stop=stop, **kw)
 
 
-def test_a_row_says_the_same_alone_and_in_a_batch():
+def test_a_row_generates_the_same_alone_and_in_a_batch():
     table = torch.randn(V, V, generator=torch.Generator().manual_seed(1))
     start = torch.tensor([4, 8, 15])
 
@@ -204,7 +209,7 @@ def test_a_row_says_the_same_alone_and_in_a_batch():
 
     together = run([0, 1, 2], [7, 8, 9])
     assert together == [run([i], [7 + i])[0] for i in range(3)]
-    assert run([0, 0, 0], 5)[0].ids != run([0, 0, 0], 5)[1].ids  # one number does not make rows alike
+    assert run([0, 0, 0], 5)[0].ids != run([0, 0, 0], 5)[1].ids  # one seed still gives different rows
     assert run([0, 1, 2], 5) == run([0, 1, 2], 5)
     assert run([0], 5)[0] == run([0, 1], 5)[0]
 
@@ -213,16 +218,13 @@ def test_repetition_penalty_counts_prompt_and_continuation():
     flat = torch.zeros(1, V)
     flat[0, 3], flat[0, 4], flat[0, 5] = 1.0, 0.9, 0.8
     got = decode(lambda ids: flat, flat, 3, Sampling(repetition_penalty=2.0), prompts=[[3]])
-    assert got[0].ids == [
-        4,
-        5,
-        3,
-    ]  # 3 is behind from the start; then 4, then both are, and 3 is ahead of them
+    # 3 is penalised from the start, then 4, then 5; then 3 is the highest of the penalised
+    assert got[0].ids == [4, 5, 3]
 
 
-def test_an_iterator_may_be_left_early_and_leaves_no_mode_behind(front):
-    said = Saying(front, ["abc"])
-    pieces = decode_pieces(said.step, said.answer(), 99, front=front)
-    assert next(pieces) == (0, "a")
+def test_an_iterator_closed_early_leaves_inference_mode_off(front):
+    model = FixedTexts(front, ["abc"])
+    texts = decode_stream(model.step, model.logits(), 99, front=front)
+    assert next(texts) == (0, "a")
     assert not torch.is_inference_mode_enabled()
-    pieces.close()
+    texts.close()

@@ -52,7 +52,7 @@ def test_leading_axes_and_no_bias():
     torch.testing.assert_close(total, reference(hidden[:36], weight, None, labels[:36]))
 
 
-def test_two_uses_of_one_head_add_up_and_a_kept_graph_may_be_walked_twice():
+def test_two_uses_of_one_head_add_up_and_a_retained_graph_allows_a_second_backward():
     hidden, weight, bias, labels = example()
     total = token_loss(hidden[:20], weight, labels[:20], bias)[0]
     total = total + 2 * token_loss(hidden[20:], weight, labels[20:], bias)[0]
@@ -77,7 +77,7 @@ def test_nothing_to_predict_is_zero_with_a_graph():
         assert torch.equal(t.grad, torch.zeros_like(t))
 
 
-def test_only_what_is_learnt_gets_a_gradient():
+def test_only_trainable_tensors_get_a_gradient():
     hidden, weight, bias, labels = example()
     weight.requires_grad_(False)
     bias.requires_grad_(False)
@@ -89,7 +89,7 @@ def test_only_what_is_learnt_gets_a_gradient():
     torch.testing.assert_close(total, reference(hidden, weight, bias, labels).detach())
 
 
-def test_logits_of_all_tokens_are_never_held():
+def test_the_full_logits_are_never_in_memory():
     """(8192, 4096) logits are 128 MB in float32; forward and backward together stay below a quarter of that."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -127,9 +127,9 @@ def test_half_precision_weights_keep_their_type():
     assert total.dtype == torch.float32 and weight.grad.dtype == torch.bfloat16
 
 
-def test_wrong_shapes_are_told():
+def test_wrong_shapes_raise():
     hidden, weight, bias, labels = example()
-    with pytest.raises(ValueError, match="one label a token"):
+    with pytest.raises(ValueError, match="one label per token"):
         token_loss(hidden, weight, labels[1:], bias)
     with pytest.raises(ValueError, match="expected \\(V, 16\\)"):
         token_loss(hidden, weight.t(), labels, bias)

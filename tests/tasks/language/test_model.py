@@ -1,4 +1,4 @@
-"""LanguageModel: what a token may know, packing, weights of batches, bits per byte, generation, saving."""
+"""LanguageModel: causality, packing, weights of batches, bits per byte, generation, saving."""
 
 from __future__ import annotations
 
@@ -79,23 +79,23 @@ def by_hand(model, text):
 )
 def test_every_token_but_the_first_is_predicted_once_from_those_before_it(n, context, overlap, first):
     ids = torch.arange(100, 100 + n)
-    pieces = split_windows(ids, context, overlap, first if context and n > context + 1 else None)
-    told = []
-    for ids_, labels in pieces:
+    windows = split_windows(ids, context, overlap, first if context and n > context + 1 else None)
+    predicted = []
+    for ids_, labels in windows:
         assert 1 <= len(ids_) == len(labels) <= (context or n)
         assert torch.equal(ids_[1:], ids_[:-1] + 1)
-        here = labels != IGNORE
-        assert torch.equal(labels[here], ids_[here] + 1)
-        told += labels[here].tolist()
-    assert told == list(range(101, 100 + n))
-    for piece in pieces[1:]:  # what a later window knows beforehand
+        labelled = labels != IGNORE
+        assert torch.equal(labels[labelled], ids_[labelled] + 1)
+        predicted += labels[labelled].tolist()
+    assert predicted == list(range(101, 100 + n))
+    for window in windows[1:]:  # the overlap of a later window has no labels
         if overlap:
-            assert int((piece.labels == IGNORE).sum()) >= overlap
+            assert int((window.labels == IGNORE).sum()) >= overlap
 
 
-def test_packing_wastes_no_row_and_loses_no_window():
-    pieces = [p for n in (3, 9, 5, 2, 8, 4) for p in split_windows(torch.arange(n), 8)]
-    batch = pack_windows(pieces, 8, pad=77)
+def test_packing_fills_rows_and_loses_no_window():
+    windows = [p for n in (3, 9, 5, 2, 8, 4) for p in split_windows(torch.arange(n), 8)]
+    batch = pack_windows(windows, 8, pad=77)
     assert batch["ids"].shape == (4, 8)  # 8, 7, 4 + 3 + 1, 2: 25 tokens
     seen = []
     for row, lengths in enumerate(batch["lengths"]):
@@ -106,14 +106,14 @@ def test_packing_wastes_no_row_and_loses_no_window():
             seen.append(batch["labels"][row, at : at + n].tolist())
             at += n
         assert (batch["ids"][row, at:] == 77).all() and (batch["labels"][row, at:] == IGNORE).all()
-    assert sorted(seen) == sorted(p.labels.tolist() for p in pieces)
+    assert sorted(seen) == sorted(p.labels.tolist() for p in windows)
 
 
 # ---- loss ------------------------------------------------------------------------------------------------
 
 
 @TRUNKS
-def test_a_packed_batch_gives_what_its_texts_give_alone(vocabulary, trunk, positions):
+def test_a_packed_batch_gives_the_loss_of_its_single_texts(vocabulary, trunk, positions):
     model = make(vocabulary, trunk, positions=positions)
     batch = batch_of(model, TEXTS)
     assert max(len(row) for row in batch["text"]["lengths"]) > 1  # something is packed
@@ -153,8 +153,8 @@ def test_padding_may_hold_anything(vocabulary):
     torch.testing.assert_close(model.loss(batch)["loss"], before)
 
 
-def test_parts_of_a_batch_weigh_as_many_as_they_predict(vocabulary):
-    """Accumulation over parts of unequal length gives the whole batch's gradient, as the training loop sums them."""
+def test_micro_batches_are_weighted_by_their_predicted_tokens(vocabulary):
+    """Gradient accumulation over micro-batches of unequal length gives the whole batch's gradient."""
     model = make(vocabulary)
     whole = batch_of(model, TEXTS)
     parts = [batch_of(model, TEXTS[:2]), batch_of(model, TEXTS[2:])]
@@ -198,7 +198,7 @@ def test_heads_and_saving(vocabulary, tied, bias, tmp_path):
     assert loaded.generate(["the"], 8, temperature=0) == model.generate(["the"], 8, temperature=0)
 
 
-def test_long_texts_are_read_whole_and_cut_elsewhere_in_training(vocabulary):
+def test_long_texts_are_read_whole_and_split_elsewhere_in_training(vocabulary):
     model = make(vocabulary, context=8)
     text = TEXTS[2]
     whole = model.read({"text": text})["text"]
@@ -210,12 +210,12 @@ def test_long_texts_are_read_whole_and_cut_elsewhere_in_training(vocabulary):
     assert weights == {len(whole) - 1}
 
 
-def test_settings_and_rows_that_cannot_be_used_are_told(vocabulary):
+def test_invalid_settings_and_rows_raise(vocabulary):
     front = wt.TextTokenizer(vocabulary, 32, 24, end="<|endoftext|>")
     trunk = wt.Transformer(32, 1, 2)
     for wrong, match in (
-        ((wt.TextTokenizer(vocabulary, 16, 24), trunk), "16 wide"),
-        ((wt.TextTokenizer(vocabulary, 32, 24, causal=False), trunk), "left to right"),
+        ((wt.TextTokenizer(vocabulary, 16, 24), trunk), "dim 16"),
+        ((wt.TextTokenizer(vocabulary, 32, 24, causal=False), trunk), "is causal"),
         (({"a": front, "b": front}, trunk), "one column"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -227,13 +227,13 @@ def test_settings_and_rows_that_cannot_be_used_are_told(vocabulary):
         model.read({"text": "a"})
     with pytest.raises(wt.InputError, match="prompt 1 has no token"):
         model.generate(["a", ""])
-    with pytest.raises(wt.InputError, match="the context takes 24"):
+    with pytest.raises(wt.InputError, match="more than the context of 24"):
         model.generate(["the cat " * 30])
     with pytest.raises(wt.InputError, match="no token to predict"):
         model.evaluate([{"story": ""}])
 
 
-# ---- figures ---------------------------------------------------------------------------------------------
+# ---- evaluation ------------------------------------------------------------------------------------------
 
 
 def test_bits_per_byte_by_hand(vocabulary):
@@ -267,7 +267,7 @@ def test_without_a_start_token_the_first_token_is_not_counted(vocabulary):
     assert got["bytes"] == len("the cat") - len(model.front.token_bytes(first))
 
 
-def test_it_learns_a_text_by_heart_through_the_training_loop(vocabulary, tmp_path):
+def test_it_overfits_a_text_through_the_training_loop(vocabulary, tmp_path):
     model = make(vocabulary, context=24)
     rows = [{"text": t} for t in TEXTS[:3]] * 2
     settings = TrainSettings(out=str(tmp_path), steps=80, batch_size=6, eval_every=80, tensorboard=False)
@@ -289,7 +289,9 @@ PROMPTS = ["the cat", "In the beginning was the", "", "日本"]
     [Sampling(), Sampling(1.3, 0.8, 20, 0.9, 0.01, [1, 2, 3, 4])],
     ids=["greedy", "drawn"],
 )
-def test_prompts_of_different_length_together_as_alone(vocabulary, trunk, positions, sampling):
+def test_prompts_of_different_lengths_give_the_same_together_and_alone(
+    vocabulary, trunk, positions, sampling
+):
     model = make(vocabulary, trunk, positions=positions)
     together = model.continuations(PROMPTS, 12, sampling)
     for k, prompt in enumerate(PROMPTS):
@@ -300,17 +302,17 @@ def test_prompts_of_different_length_together_as_alone(vocabulary, trunk, positi
 
 
 @TRUNKS
-def test_cached_steps_are_the_whole_forward_pass(vocabulary, trunk, positions):
+def test_cached_steps_equal_the_whole_forward_pass(vocabulary, trunk, positions):
     model = make(vocabulary, trunk, positions=positions)
     for prompt, got in zip(PROMPTS, model.continuations(PROMPTS, 10), strict=True):
         ids = model.front.read(prompt, end=False).tolist()
-        for said in got.ids:
+        for i in got.ids:
             logits = model({"text": model.front.collate([ids])})[0, -1]
-            assert int(logits.argmax()) == said
-            ids.append(said)
+            assert int(logits.argmax()) == i
+            ids.append(i)
 
 
-def test_generation_ends_with_the_context_and_leaves_the_mode_alone(vocabulary):
+def test_generation_ends_with_the_context_and_keeps_the_training_mode(vocabulary):
     model = make(vocabulary, context=12).train()
     ids = model.front.read("the cat", end=False)
     got = model.continuations([ids.tolist(), "the"], 100)
@@ -319,7 +321,7 @@ def test_generation_ends_with_the_context_and_leaves_the_mode_alone(vocabulary):
     assert all(c.finish in ("end", "length") for c in got)
 
 
-def test_a_prompt_that_spells_a_control_token_is_plain_text(vocabulary):
+def test_a_control_token_in_a_prompt_is_plain_text(vocabulary):
     model = make(vocabulary)
     written = "a<|endoftext|>b"
     assert model.front.end_id not in model.read({"text": written})["text"][:-1]
@@ -330,7 +332,7 @@ def test_a_prompt_that_spells_a_control_token_is_plain_text(vocabulary):
     assert [int((ids == model.front.end_id).sum()) for ids in steps] == [0, 1]
 
 
-def test_stream_is_the_text(vocabulary):
+def test_stream_yields_the_generated_text(vocabulary):
     model = make(vocabulary)
     shown = ["", ""]
     texts = model.generate(
@@ -339,14 +341,14 @@ def test_stream_is_the_text(vocabulary):
     assert shown == texts
     how = Sampling(temperature=1.0, seed=3)
     assert "".join(model.stream("the", 16, how)) == model.generate("the", 16, seed=3)[0]
-    pieces = model.train().stream("the", 16, how)
-    next(pieces)
-    pieces.close()  # left early, the model trains on
+    texts = model.train().stream("the", 16, how)
+    next(texts)
+    texts.close()  # closed early, the model is in training mode again
     assert model.training and not torch.is_inference_mode_enabled()
     model.loss(batch_of(model, TEXTS))["loss"].backward()
 
 
-def test_chapters_hold_whole_books_out():
+def test_verse_chapters_hold_out_whole_books():
     from worldtokens.data import samples
 
     rows = samples.open("verses", unit="chapter")

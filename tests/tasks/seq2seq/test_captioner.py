@@ -1,4 +1,4 @@
-"""A decoder that reads images, sounds or both by cross-attention and writes text."""
+"""Captioner: a decoder with cross-attention to images, audio or both."""
 
 import random
 
@@ -8,24 +8,22 @@ import torch.nn.functional as F
 
 import worldtokens as wt
 from worldtokens.errors import InputError
-from worldtokens.tasks.metrics.text import text_scores
-from worldtokens.tasks.seq2seq.alignment import words
-from worldtokens.tasks.seq2seq.context import beside, spread
+from worldtokens.tasks.seq2seq.alignment import group_words
 
 WORDS = ["a", "red", "blue", "green", "ball", "cube", "star", "moon", "on", "under", "the", "table", "tree"]
 SAMPLE_RATE = 16000
 
 
-def text_front(dim=32, **options):
+def text_tokenizer(dim=32, **options):
     texts = [" ".join(random.Random(i).sample(WORDS, 6)) for i in range(200)]
     return wt.TextTokenizer.train(texts, vocab_size=320, dim=dim, context=24, **options)
 
 
-def image_front(dim=32):
+def image_tokenizer(dim=32):
     return wt.ImageTokenizer(dim=dim, patch=8, size=16)
 
 
-def audio_front(dim=32):
+def audio_tokenizer(dim=32):
     return wt.AudioTokenizer(dim=dim, stem="frames", n_mels=16, seconds=1.0)
 
 
@@ -35,16 +33,16 @@ def decoder(dim=32, **options):
 
 def captioner(sources=("image",), **options):
     torch.manual_seed(0)
-    fronts = {"image": image_front, "audio": audio_front}
-    columns = {name: fronts[name]() for name in sources} | {"text": text_front(start="<|start|>")}
+    tokenizers = {"image": image_tokenizer, "audio": audio_tokenizer}
+    columns = {name: tokenizers[name]() for name in sources} | {"text": text_tokenizer(start="<|start|>")}
     return wt.Captioner(columns, decoder=decoder(), **options)
 
 
-def picture(seed=0):
+def image(seed=0):
     return torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(seed)).numpy().transpose(1, 2, 0)
 
 
-def sound(seed=0, n=4000):
+def recording(seed=0, n=4000):
     return torch.randn(n, generator=torch.Generator().manual_seed(seed)).numpy() * 0.1, SAMPLE_RATE
 
 
@@ -53,15 +51,15 @@ def batch_of(model, rows):
 
 
 def row(i, *columns, text=None):
-    made = {"image": picture(i), "audio": sound(i, 3000 + 500 * i)}
-    return {c: made[c] for c in columns} | ({"text": text} if text else {})
+    values = {"image": image(i), "audio": recording(i, 3000 + 500 * i)}
+    return {c: values[c] for c in columns} | ({"text": text} if text else {})
 
 
 # ---- the loss ------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_the_mean_over_the_ids_to_come():
-    """By hand: each row alone, its logits in full, torch's own cross-entropy."""
+def test_the_loss_is_the_mean_over_predicted_ids():
+    """By hand: each row alone, full logits, torch's cross-entropy."""
     model = captioner().eval()
     rows = [
         row(0, "image", text="a red ball"),
@@ -81,17 +79,17 @@ def test_the_loss_is_the_mean_over_the_ids_to_come():
     assert model.evaluate(rows)["loss"] == pytest.approx(total / count, abs=1e-5)
 
 
-def test_a_prefix_is_given_and_not_predicted():
-    """As Whisper's decoder is told the language: special ids before the text, the loss on the text alone."""
-    front = text_front(start="<|start|>", specials=["<|es|>", "<|write|>"])
+def test_a_prefix_is_an_input_and_not_predicted():
+    """As for Whisper's language tokens: special ids before the text, loss on the text only."""
+    front = text_tokenizer(start="<|start|>", specials=["<|es|>", "<|write|>"])
     prefix = ["<|start|>", "<|es|>", front.read("<|write|>", special=True, end=False)[-1].item()]
-    model = wt.Captioner({"image": image_front(), "text": front}, decoder=decoder(), prefix=prefix)
+    model = wt.Captioner({"image": image_tokenizer(), "text": front}, decoder=decoder(), prefix=prefix)
     batch = batch_of(model, [row(0, "image", text="a red ball")])
-    words = front.read("a red ball").tolist()[1:]
-    told = front.read("<|start|><|es|><|write|>", special=True, end=False).tolist()[1:]
-    assert batch["text"]["ids"][0].tolist() == told + words[:-1]
-    assert batch["text"]["labels"][0].tolist() == [-100, -100, *words]
-    assert batch["weight"] == len(words)
+    ids = front.read("a red ball").tolist()[1:]
+    special = front.read("<|start|><|es|><|write|>", special=True, end=False).tolist()[1:]
+    assert batch["text"]["ids"][0].tolist() == special + ids[:-1]
+    assert batch["text"]["labels"][0].tolist() == [-100, -100, *ids]
+    assert batch["weight"] == len(ids)
     with pytest.warns(UserWarning, match="cut to context=24"):
         long = batch_of(model, [row(0, "image", text=" ".join(WORDS * 4))])["text"]
     assert long["ids"].shape[1] == front.context and int(long["labels"][0, -1]) == front.end_id
@@ -99,8 +97,8 @@ def test_a_prefix_is_given_and_not_predicted():
         model.prefix_ids(["red"])
 
 
-def test_without_a_start_token_the_end_token_asks_for_the_first_word():
-    model = wt.Captioner({"image": image_front(), "text": text_front()}, decoder=decoder())
+def test_without_a_start_token_the_prefix_is_the_end_token():
+    model = wt.Captioner({"image": image_tokenizer(), "text": text_tokenizer()}, decoder=decoder())
     assert model.prefix == [model.front.end_id]
     assert batch_of(model, [row(0, "image", text="a ball")])["text"]["ids"][0, 0] == model.front.end_id
 
@@ -114,7 +112,7 @@ def test_a_batch_without_texts_gives_zero_with_a_graph():
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
-def test_a_batch_without_pictures_trains():
+def test_a_batch_without_images_trains():
     model = captioner()
     loss = model.loss(batch_of(model, [{"text": "a red ball"}, {"text": "the moon"}]))["loss"]
     loss.backward()
@@ -122,8 +120,8 @@ def test_a_batch_without_pictures_trains():
 
 
 @pytest.mark.parametrize("encoder", [False, True])
-def test_rows_may_lack_a_column_and_a_batch_is_its_rows(encoder):
-    """Images, sounds, both or neither in one batch: each row's loss and answer are what it gives alone."""
+def test_rows_may_lack_a_column_and_a_batch_equals_its_rows(encoder):
+    """Images, audio, both or neither in one batch: each row has the loss and caption that it has alone."""
     model = captioner(("image", "audio"), encoder=wt.Transformer(32, 1, 2) if encoder else None).eval()
     rows = [
         row(0, "image", "audio", text="a red ball"),
@@ -142,27 +140,15 @@ def test_rows_may_lack_a_column_and_a_batch_is_its_rows(encoder):
         assert whole == [model.caption([s], beams=beams, max_new_tokens=7)[0] for s in sources]
 
 
-def test_padding_of_one_column_stays_out_of_the_others():
-    """Two columns side by side: shorter rows are closed up, and the tokens of each row keep their order."""
-    a = wt.Tokens.stack([wt.Tokens(torch.randn(1, n, 4)).infer_layout() for n in (2, 3)])
-    b = spread(wt.Tokens(torch.randn(1, 2, 4)).infer_layout(), (1,), 2)
-    c = wt.Tokens(torch.randn(2, 1, 4)).infer_layout()
-    joined = beside([a, b, c])
-    assert joined.valid.tolist() == [[True] * 3 + [False] * 3, [True] * 6]
-    assert torch.equal(joined.x[0, :3], torch.cat([a.x[0, :2], c.x[0]]))
-    assert torch.equal(joined.x[1], torch.cat([a.x[1], b.x[1], c.x[1]]))
-    assert joined.layout.lengths == ((3,), (6,)) and joined.layout.order == "bidirectional"
-
-
-# ---- writing -------------------------------------------------------------------------------------------------
+# ---- generation ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_the_cache_gives_what_reading_all_anew_gives(beams):
+def test_cached_decoding_equals_decoding_without_cache(beams):
     from worldtokens.tasks.language.beam import beam_search
 
     model = captioner().eval()
-    context = model.encode(model.read_sources([picture(i) for i in range(4)]))
+    context = model.encode(model.collate_sources([image(i) for i in range(4)]))
     state = {}
 
     def step(ids):
@@ -178,37 +164,37 @@ def test_the_cache_gives_what_reading_all_anew_gives(beams):
     with torch.no_grad():
         start = torch.tensor([model.prefix] * 4)
         slow = beam_search(step, select, start, beams=beams, max_new_tokens=8, end_id=model.front.end_id)
-        fast = model.write(context, beams=beams, max_new_tokens=8)
+        fast = model.generate(context, beams=beams, max_new_tokens=8)
     assert [[h.ids for h in r] for r in fast] == [[h.ids for h in r] for r in slow]
     assert fast[0][0].score == pytest.approx(slow[0][0].score, abs=1e-5)
 
 
-def test_suppressed_ids_are_never_written():
+def test_suppressed_ids_are_never_generated():
     model = captioner()
     model.eval()
-    said = [
+    ids = [
         h.ids
-        for r in model.write(model.encode(model.read_sources([picture(0)])), max_new_tokens=6)
+        for r in model.generate(model.encode(model.collate_sources([image(0)])), max_new_tokens=6)
         for h in r
     ]
-    assert said[0]
-    model.suppress = [said[0][0]]
-    again = model.write(model.encode(model.read_sources([picture(0)])), max_new_tokens=6)
-    assert again[0][0].ids[:1] != said[0][:1] and said[0][0] not in again[0][0].ids
+    assert ids[0]
+    model.suppress = [ids[0][0]]
+    again = model.generate(model.encode(model.collate_sources([image(0)])), max_new_tokens=6)
+    assert again[0][0].ids[:1] != ids[0][:1] and ids[0][0] not in again[0][0].ids
 
 
-def test_answers_stop_where_the_contexts_places_end():
+def test_generation_stops_at_the_end_of_the_context():
     model = captioner()
     model.suppress = [model.front.end_id]
     model.eval()
-    found = model.write(model.encode(model.read_sources([picture(0)])), max_new_tokens=500)
+    found = model.generate(model.encode(model.collate_sources([image(0)])), max_new_tokens=500)
     assert len(found[0][0].ids) == model.front.context
 
 
-def test_a_saved_model_says_the_same(tmp_path):
-    front = text_front(specials=["<|es|>"])
+def test_a_saved_model_gives_the_same_captions(tmp_path):
+    front = text_tokenizer(specials=["<|es|>"])
     model = wt.Captioner(
-        {"image": image_front(), "text": front},
+        {"image": image_tokenizer(), "text": front},
         decoder=decoder(),
         encoder=wt.Transformer(32, 1, 2),
         tied=False,
@@ -218,15 +204,15 @@ def test_a_saved_model_says_the_same(tmp_path):
     )
     model.save(tmp_path)
     again = wt.load(tmp_path)
-    assert again.caption([picture(0)], beams=2) == model.caption([picture(0)], beams=2)
+    assert again.caption([image(0)], beams=2) == model.caption([image(0)], beams=2)
     assert again.prefix == model.prefix and again.suppress == [7]
 
 
-# ---- its context is used --------------------------------------------------------------------------------------
+# ---- the context is used --------------------------------------------------------------------------------------
 
 
-def shapes(n, seed):
-    """Dark and bright images of one colour, and what they are called."""
+def coloured_images(n, seed):
+    """Dark and bright images of one colour, with captions."""
     rng, rows = random.Random(seed), []
     colours = {"red": (1.0, 0, 0), "blue": (0, 0, 1.0), "green": (0, 1.0, 0)}
     for _ in range(n):
@@ -241,49 +227,52 @@ def shapes(n, seed):
 
 
 def tones(n, seed):
-    """The same sayings, told by a tone's pitch and its place."""
+    """The same captions for tones of different pitch and onset."""
     rng, rows = random.Random(seed), []
     pitch = {"red": 300.0, "blue": 900.0, "green": 2500.0}
     for _ in range(n):
         colour, side = rng.choice(sorted(pitch)), rng.choice(["table", "tree"])
         t = torch.arange(4000) / SAMPLE_RATE
-        wave = 0.5 * torch.sin(2 * torch.pi * pitch[colour] * t + rng.random() * 6)
-        wave[(2000 if side == "table" else 0) :][:2000] = 0
-        rows.append({"audio": (wave.numpy(), SAMPLE_RATE), "text": f"a {colour} ball on the {side}"})
+        waveform = 0.5 * torch.sin(2 * torch.pi * pitch[colour] * t + rng.random() * 6)
+        waveform[(2000 if side == "table" else 0) :][:2000] = 0
+        rows.append({"audio": (waveform.numpy(), SAMPLE_RATE), "text": f"a {colour} ball on the {side}"})
     return rows
 
 
 @pytest.mark.parametrize("column", ["image", "audio"])
-def test_what_is_read_is_what_is_said(column, tmp_path):
-    """Trained for seconds, new images (or sounds: one other front-end, the same code) get their own captions, and the
-    loss with contexts exchanged between rows is clearly worse."""
-    made = {"image": shapes, "audio": tones}[column]
+def test_captions_depend_on_the_source(column, tmp_path):
+    """After seconds of training, held-out images (or audio, with another tokenizer) get the right captions, and shuffled
+    sources give a clearly higher loss."""
+    data = {"image": coloured_images, "audio": tones}[column]
     model = captioner((column,), score="exact", max_new_tokens=12)
     settings = wt.TrainSettings(out=str(tmp_path), steps=150, batch_size=16, tensorboard=False)
-    wt.train(model, made(200, 0), train=settings, optim=wt.OptimSettings(lr=1e-2))
-    test = made(40, 1)
-    figures = model.evaluate(test)
-    assert figures["exact"] >= 0.9 and figures["wer"] <= 0.1
+    wt.train(model, data(200, 0), train=settings, optim=wt.OptimSettings(lr=1e-2))
+    test = data(40, 1)
+    metrics = model.evaluate(test)
+    assert metrics["exact"] >= 0.9 and metrics["wer"] <= 0.1
     others = test[1:] + test[:1]
     shuffled = model.evaluate([{**r, column: o[column]} for r, o in zip(test, others, strict=True)])
-    assert shuffled["loss"] > 5 * figures["loss"]
+    assert shuffled["loss"] > 5 * metrics["loss"]
     assert model.evaluate(test, beams=3)["exact"] >= 0.9
 
 
-def test_clips_are_read_too():
-    """Images, a sound and a clip as the source of one text: columns side by side, nothing else new."""
+def test_video_is_a_source_too():
+    """An image and a video as sources of one text: their tokens are concatenated."""
     torch.manual_seed(0)
-    columns = {"image": image_front(), "video": wt.VideoTokenizer(32, tubelet=(2, 8, 8), frames=4, size=16)}
-    model = wt.Captioner(columns | {"text": text_front()}, decoder=decoder()).eval()
-    clip = (255 * torch.rand(6, 3, 16, 16)).to(torch.uint8)
-    rows = [{"image": picture(0), "video": clip, "text": "a red ball"}, {"video": clip, "text": "the moon"}]
+    columns = {
+        "image": image_tokenizer(),
+        "video": wt.VideoTokenizer(32, tubelet=(2, 8, 8), frames=4, size=16),
+    }
+    model = wt.Captioner(columns | {"text": text_tokenizer()}, decoder=decoder()).eval()
+    video = (255 * torch.rand(6, 3, 16, 16)).to(torch.uint8)
+    rows = [{"image": image(0), "video": video, "text": "a red ball"}, {"video": video, "text": "the moon"}]
     assert model.encode(batch_of(model, rows)).valid.sum(1).tolist() == [4 + 8, 8]
     whole = model.caption(rows, max_new_tokens=5)
     assert whole == [model.caption([r], max_new_tokens=5)[0] for r in rows]
 
 
-def test_another_front_end_is_one_line_of_the_recipe(tmp_path):
-    """The shipped recipe for images with its one image line exchanged trains on sounds and writes what they say."""
+def test_another_modality_is_one_line_of_the_recipe(tmp_path):
+    """The shipped image recipe with its ImageTokenizer line replaced trains on audio."""
     import wave
 
     from worldtokens.training.recipe import RECIPES, Recipe
@@ -293,25 +282,25 @@ def test_another_front_end_is_one_line_of_the_recipe(tmp_path):
             file.setnchannels(1)
             file.setsampwidth(2)
             file.setframerate(SAMPLE_RATE)
-            file.writeframes((torch.tensor(sound(i)[0]) * 20000).short().numpy().tobytes())
+            file.writeframes((torch.tensor(recording(i)[0]) * 20000).short().numpy().tobytes())
         (tmp_path / f"{i}.txt").write_text(f"{WORDS[i]} ball on the table")
     lines = (RECIPES / "caption_emoji.yaml").read_text().splitlines()
-    (place,) = [i for i, line in enumerate(lines) if "ImageTokenizer" in line]
-    lines[place] = (
+    (index,) = [i for i, line in enumerate(lines) if "ImageTokenizer" in line]
+    lines[index] = (
         "      audio: {class: worldtokens.AudioTokenizer, args: {dim: 160, stem: frames, n_mels: 16}}"
     )
     (tmp_path / "speech.yaml").write_text("\n".join(lines))
-    words = ["--data.train", str(tmp_path), "--data.validation", "null", "--data.augment", "{}"]
-    words += ["--train.steps", "2", "--train.batch_size", "4", "--train.out", str(tmp_path / "run")]
-    words += ["--train.eval_every", "null", "--model.tokenizers.text.vocabulary", "{train: 300}"]
-    model, report = Recipe.read(str(tmp_path / "speech.yaml"), words).run()
+    overrides = ["--data.train", str(tmp_path), "--data.validation", "null", "--data.augment", "{}"]
+    overrides += ["--train.steps", "2", "--train.batch_size", "4", "--train.out", str(tmp_path / "run")]
+    overrides += ["--train.eval_every", "null", "--model.tokenizers.text.vocabulary", "{train: 300}"]
+    model, report = Recipe.read(str(tmp_path / "speech.yaml"), overrides).run()
     assert report.steps == 2 and model.sources == ["audio"]
     assert len(model.caption([str(tmp_path / "0.wav")], max_new_tokens=3)) == 1
 
 
 @pytest.mark.slow
-def test_words_of_unheard_voices_are_written_down(tmp_path):
-    """Real speech: ten words by voices that training does not hold, and a loss that is lost with another row's sound."""
+def test_speech_of_held_out_voices_is_transcribed(tmp_path):
+    """Ten spoken words by voices that are not in training; with shuffled audio the loss is far higher."""
     train, test = (wt.samples.open("spoken_digits", split=side) for side in ("train", "test"))
     torch.manual_seed(0)
     text = wt.TextTokenizer.train(train.texts(), vocab_size=270, dim=64, context=8)
@@ -326,39 +315,39 @@ def test_words_of_unheard_voices_are_written_down(tmp_path):
     settings = wt.TrainSettings(out=str(tmp_path), steps=110, batch_size=64, cache_mb=200, precision="auto")
     wt.train(model, train, train=settings, optim=wt.OptimSettings(lr=5e-3))
     rows = [test[i] for i in range(len(test))]
-    figures = model.evaluate(rows)
-    assert figures["exact"] > 0.85
+    metrics = model.evaluate(rows)
+    assert metrics["exact"] > 0.85
     model.score, half = "loss", len(rows) // 2 + 1
     others = [{**r, "audio": o["audio"]} for r, o in zip(rows, rows[half:] + rows[:half], strict=True)]
-    assert model.evaluate(others)["loss"] > 10 * figures["loss"]
+    assert model.evaluate(others)["loss"] > 10 * metrics["loss"]
 
 
-# ---- where it looked -----------------------------------------------------------------------------------------
+# ---- cross-attention -----------------------------------------------------------------------------------------
 
 
-def test_words_are_put_together_from_their_ids():
-    front = text_front(start="<|start|>")
+def test_ids_are_grouped_into_words():
+    front = text_tokenizer(start="<|start|>")
     ids = front.read("the tablecloth treeé on").tolist()[1:]
-    found = words(front, ids)
+    found = group_words(front, ids)
     assert [w for w, _ in found] == ["the", "tablecloth", "treeé", "on", "<|endoftext|>"]
-    assert [i for _, places in found for i in places] == list(range(len(ids)))
+    assert [i for _, positions in found for i in positions] == list(range(len(ids)))
 
 
-def test_the_figure_shows_where_the_weight_lies(tmp_path):
-    """A decoder made to look at the upper right patch alone: there the image stays light, elsewhere it is dark."""
+def test_the_figure_shows_the_attention_weights(tmp_path):
+    """With all weight on the upper right patch, the image stays light there and is dark elsewhere."""
     from PIL import Image
 
     from worldtokens.figures import attention as attention_look
 
     model = captioner().eval()
     white = torch.full((16, 16, 3), 255, dtype=torch.uint8).numpy()
-    seen = model.look(white, "a red ball")
-    assert len(seen.written) == len(model.front.read("a red ball")) - 1
-    assert all(w.shape == (len(seen.written), 4) for w in seen.weights)
-    assert all(w.sum(1).allclose(torch.ones(len(w)), atol=1e-5) for w in seen.weights)
+    attention = model.cross_attention(white, "a red ball")
+    assert len(attention.ids) == len(model.front.read("a red ball")) - 1
+    assert all(w.shape == (len(attention.ids), 4) for w in attention.weights)
+    assert all(w.sum(1).allclose(torch.ones(len(w)), atol=1e-5) for w in attention.weights)
     panel = type("Panel", (), {"imshow": lambda self, image: setattr(self, "image", image)})()
     front = model.tokenizers["image"]
-    attention_look._picture(panel, front, front.read(white), seen, torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    attention_look._draw_image(panel, front, front.read(white), attention, torch.tensor([0.0, 1.0, 0.0, 0.0]))
     assert (
         panel.image[:4, 12:].min() > 0.8 and panel.image[9:].max() < 0.5 and panel.image[:4, :4].max() < 0.2
     )
@@ -366,41 +355,30 @@ def test_the_figure_shows_where_the_weight_lies(tmp_path):
     assert Image.open(path).size[0] > 100
     heard = captioner(("audio",))
     assert (
-        Image.open(attention_look.attention_figure(heard, [sound(0)], tmp_path / "heard.png")).size[0] > 100
+        Image.open(attention_look.attention_figure(heard, [recording(0)], tmp_path / "heard.png")).size[0]
+        > 100
     )
-    with pytest.raises(InputError, match="one image or sound"):
+    with pytest.raises(InputError, match="one image or audio column"):
         attention_look.attention_figure(captioner(("image", "audio")), [], tmp_path / "no.png")
 
 
-# ---- the border ------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------
 
 
-def test_parts_that_dont_fit_are_named():
+def test_components_that_do_not_match_raise():
     with pytest.raises(ValueError, match="cross=True"):
-        wt.Captioner({"image": image_front(), "text": text_front()}, decoder=wt.Transformer(32, 1, 2))
-    with pytest.raises(ValueError, match="'image' front-end gives tokens 16 wide"):
-        wt.Captioner({"image": image_front(16), "text": text_front()}, decoder=decoder())
-    with pytest.raises(ValueError, match="expected the column 'text'"):
-        wt.Captioner({"image": image_front()}, decoder=decoder())
+        wt.Captioner({"image": image_tokenizer(), "text": text_tokenizer()}, decoder=wt.Transformer(32, 1, 2))
+    with pytest.raises(ValueError, match="'image' tokenizer has dim 16, expected 32"):
+        wt.Captioner({"image": image_tokenizer(16), "text": text_tokenizer()}, decoder=decoder())
+    with pytest.raises(ValueError, match="expected the target column 'text'"):
+        wt.Captioner({"image": image_tokenizer()}, decoder=decoder())
     with pytest.raises(ValueError, match="context_dim=16"):
         wt.Captioner(
-            {"image": image_front(16), "text": text_front()},
+            {"image": image_tokenizer(16), "text": text_tokenizer()},
             decoder=decoder(),
             encoder=wt.Transformer(16, 1, 2),
         )
-    with pytest.raises(InputError, match=r"this model reads \['image', 'audio'\]"):
-        captioner(("image", "audio")).caption([picture(0)])
+    with pytest.raises(InputError, match=r"this model has the sources \['image', 'audio'\]"):
+        captioner(("image", "audio")).caption([image(0)])
     with pytest.raises(InputError, match="no row to evaluate"):
         captioner().evaluate([row(0, "image")])
-
-
-def test_scores_by_hand():
-    said = ["the cat sat", "A  Dog", "x y"]
-    right = [["the cat sat down"], ["no", "a dog"], ["x z", "q"]]
-    figures = text_scores(said, right)
-    assert figures["exact"] == pytest.approx(1 / 3)
-    # one word left out of 4; "A Dog" against "a dog": 2 of 2 (capitals count), nearest "no" costs 2 of 1; 1 of 2
-    assert figures["wer"] == pytest.approx((1 + 2 + 1) / (4 + 2 + 2))
-    assert text_scores(["a b c d e"], [["q", "a b c d e"]])["bleu"] == pytest.approx(100)
-    with pytest.raises(InputError, match="2 answers and 1"):
-        text_scores(["a", "b"], [["a"]])
