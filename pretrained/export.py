@@ -1,12 +1,12 @@
-"""An encoder as one graph without Python: `torch.export`, and ONNX for onnxruntime.
+"""Export of encoders as a graph without Python: `torch.export`, and ONNX for onnxruntime.
 
     wt.export_onnx(model, "image.onnx", column="image")
 
-What goes in is what the front-end's `collate` prepares: images as normalised floats, texts as ids with their lengths.
-How to prepare it is written beside the graph as JSON, with the vocabulary. The graph takes any number of rows; texts of
-any length up to the context; images of any size where the front-end has none.
+Inputs are preprocessed: images as normalised floats, texts as token ids with lengths. A JSON file beside the graph holds the
+preprocessing settings, and a tokenizer.json the vocabulary. The batch size is dynamic; so are the length of texts, up to
+the context, and the image size of a front-end with native aspect.
 
-Shapes: B rows, N ids of the longest text, D width of an embedding.
+Shapes: B samples, N ids of the longest text, D dim of an embedding.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from worldtokens.tokenizers.text.tokenizer import TextTokenizer
 
 
 def export_program(model: nn.Module, column: str | None = None) -> torch.export.ExportedProgram:
-    """One column of a model as a graph.
+    """Export one column of a model with `torch.export`.
 
     Args:
         model: a `CLIP` (one of its towers), a `Classifier` or an `Encoder`; exported in eval mode, left as it was.
-        column: which front-end, e.g. ``"image"``; needed where there are several.
+        column: name of the front-end, e.g. ``"image"``; needed if there are several.
 
     Returns:
         A program whose `module()` takes ``pixels`` (B, 3, H, W), normalised floats, or ``ids`` (B, N) int64 and
-        ``lengths`` (B,) int64, each 1 to N, and gives (B, D) embeddings or (B, classes) logits. What ids hold behind a
-        text's length changes nothing. A text front-end with ``pad_to_context=True`` takes ``ids`` alone, filled up to the context.
+        ``lengths`` (B,) int64, each 1 to N, and returns (B, D) embeddings or (B, classes) logits. Ids after a
+        text's length are ignored. A text front-end with ``pad_to_context=True`` takes ``ids`` alone, padded to the context.
         Images of a front-end without a size have sides of two patches or more, multiples of the patch.
 
     Raises:
-        InputError: the model or its front-end is not one of these.
+        InputError: the model or its front-end cannot be exported.
     """
     return _export(_graph(model, column))
 
@@ -57,22 +57,21 @@ def export_program(model: nn.Module, column: str | None = None) -> torch.export.
 def export_onnx(
     model: nn.Module, path: str | os.PathLike, column: str | None = None, opset: int = 18
 ) -> Path:
-    """One column of a model as an ONNX file, and how to prepare its input as JSON beside it.
+    """Export one column of a model to ONNX, with its preprocessing settings as JSON.
 
-    Beside ``image.onnx`` stands ``image.json``; for text ``text.tokenizer.json`` too, a vocabulary that Hugging Face's
-    `tokenizers` reads in any language. Inputs and outputs are those of `export_program`; the output is named
-    ``embeddings`` or ``logits``.
+    Beside ``image.onnx`` there is ``image.json``; for text also ``text.tokenizer.json``, the vocabulary for Hugging Face's
+    `tokenizers`. Inputs and outputs are those of `export_program`; the output is named ``embeddings`` or ``logits``.
 
     Args:
         model, column: as in `export_program`.
-        path: of the file, ending in ``.onnx``.
-        opset: version of ONNX's operators, 18 or more.
+        path: path of the file, ending in ``.onnx``.
+        opset: ONNX operator set version, 18 or more.
 
     Returns:
         The path.
 
     Raises:
-        InputError: as `export_program`, or the packages that write ONNX are not there.
+        InputError: as `export_program`, or onnx or onnxscript is not installed.
     """
     path = Path(path)
     if path.suffix != ".onnx":
@@ -85,7 +84,7 @@ def export_onnx(
     graph = _graph(model, column)
     program = _export(graph)
     with _quiet():
-        made = torch.onnx.export(
+        onnx_program = torch.onnx.export(
             program,
             dynamo=True,
             opset_version=opset,
@@ -94,76 +93,78 @@ def export_onnx(
             verbose=False,
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.save(path)
-    facts = graph.facts()
+    onnx_program.save(path)
+    description = graph.description()
     if isinstance(graph.front, TextTokenizer):
-        facts["prepare"]["vocabulary"] = f"{path.stem}.tokenizer.json"
-        graph.front.save_vocabulary(path.with_name(facts["prepare"]["vocabulary"]))
-    write_whole(path.with_suffix(".json"), (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
+        description["preprocess"]["vocabulary"] = f"{path.stem}.tokenizer.json"
+        graph.front.save_vocabulary(path.with_name(description["preprocess"]["vocabulary"]))
+    write_whole(
+        path.with_suffix(".json"), (json.dumps(description, indent=2, ensure_ascii=False) + "\n").encode()
+    )
     return path
 
 
 @dataclasses.dataclass
 class _Graph:
-    """What is exported: a module over plain tensors, examples of its inputs, and which of their sides are free."""
+    """A module over plain tensors, example inputs, and the dynamic axes of the inputs."""
 
     model: nn.Module
     column: str
     front: Tokenizer
-    parts: dict[str, nn.Module]  # what `run` uses: a graph holds no other weights
+    parts: dict[str, nn.Module]  # the modules that `run` uses: the graph holds no other weights
     run: Callable[[Batch], Tensor]
     output: str
     inputs: dict[str, Tensor] = dataclasses.field(init=False)
-    free: dict[str, dict[int, Any]] = dataclasses.field(init=False)
+    dynamic: dict[str, dict[int, Any]] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         rows = torch.export.Dim("rows")
         front, device = self.front, next(self.model.parameters()).device
         if isinstance(front, ImageTokenizer):
-            self.inputs, self.free = _picture(front, rows)
+            self.inputs, self.dynamic = _image_inputs(front, rows)
         else:
-            self.inputs, self.free = _text(front, rows)
+            self.inputs, self.dynamic = _text_inputs(front, rows)
         dtype = next(self.model.parameters()).dtype
         self.inputs = {
             k: v.to(device, dtype if v.is_floating_point() else None) for k, v in self.inputs.items()
         }
 
-    def facts(self) -> dict[str, Any]:
-        """What a program in another language must know to prepare the input."""
+    def description(self) -> dict[str, Any]:
+        """Inputs, output and preprocessing settings, for programs in other languages."""
         shapes = {}
         for name, value in self.inputs.items():
             sides = [
-                str(self.free[name][i].__name__) if i in self.free[name] else n
+                str(self.dynamic[name][i].__name__) if i in self.dynamic[name] else n
                 for i, n in enumerate(value.shape)
             ]
             shapes[name] = {"type": str(value.dtype).removeprefix("torch."), "shape": sides}
-        made: dict[str, Any] = {"model": type(self.model).__name__, "column": self.column, "inputs": shapes}
-        made["output"] = {"name": self.output}
+        out: dict[str, Any] = {"model": type(self.model).__name__, "column": self.column, "inputs": shapes}
+        out["output"] = {"name": self.output}
         names = getattr(self.model, "names", None)
         if self.output == "logits" and names:
-            made["output"]["classes"] = list(names)
-        return made | {"prepare": _prepare(self.front)}
+            out["output"]["classes"] = list(names)
+        return out | {"preprocess": _preprocess(self.front)}
 
 
 class _Module(nn.Module):
-    """A graph's forward: named tensors in, one tensor out."""
+    """Forward of a graph: named tensors in, one tensor out."""
 
     def __init__(self, graph: _Graph) -> None:
         super().__init__()
         self.parts, self.run = nn.ModuleDict(graph.parts), graph.run
 
 
-class _Pictures(_Module):
+class _ImageModule(_Module):
     def forward(self, pixels: Tensor) -> Tensor:
         return self.run(Batch(pixels=pixels))
 
 
-class _Texts(_Module):
+class _TextModule(_Module):
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
         return self.run(Batch(ids=ids, lengths=lengths))
 
 
-class _FilledTexts(_Module):
+class _PaddedTextModule(_Module):
     def forward(self, ids: Tensor) -> Tensor:
         return self.run(Batch(ids=ids, lengths=None))
 
@@ -177,8 +178,8 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
         fronts = {model.tokenizer.modality: model.tokenizer}
     else:
         raise InputError(
-            f"a {type(model).__name__} cannot be exported: CLIP's towers, Classifier and Encoder can. Build an Encoder "
-            "from the front-end and trunk that you need"
+            f"a {type(model).__name__} cannot be exported: CLIP, Classifier and Encoder can. Build an Encoder from the "
+            "front-end and trunk that you need"
         )
     if column is None and len(fronts) > 1:
         raise InputError(f"this model has the columns {list(fronts)}: name one, column=")
@@ -193,14 +194,12 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
         )
     if isinstance(front, ImageTokenizer) and front.size is not None and front.preprocess.resize == "pad":
         raise InputError(
-            "this front-end's resize='pad' leaves patches of background out image by image: export with "
+            "resize='pad' drops patches of background, which makes the shape depend on the image: export with "
             "resize='crop' or 'squash'"
         )
     trunk = model._trunk(column) if isinstance(model, CLIP) else model.trunk
     if isinstance(trunk, Recurrent):
-        raise InputError(
-            "a Recurrent trunk's steps cannot be a graph for any number of rows: use a Transformer"
-        )
+        raise InputError("a Recurrent trunk cannot be exported with a dynamic batch size: use a Transformer")
     parts = {"front": front, "trunk": trunk}
     if isinstance(model, CLIP):
         parts |= {"projection": model.projections[column]}
@@ -218,38 +217,44 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
     )
 
 
-def _picture(front: ImageTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
+def _image_inputs(front: ImageTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
     if front.size is not None:
         return {"pixels": torch.zeros(2, 3, *front.size)}, {"pixels": {0: rows}}
-    free: dict[int, Any] = {0: rows}
+    dynamic: dict[int, Any] = {0: rows}
     for axis, (name, p) in enumerate(zip(("height", "width"), front.patch, strict=True), 2):
-        # a graph for one patch a side would be another one: there a side of 1 counts as broadcast
+        # min=2: an axis of length 1 would be exported as a broadcast
         patches = torch.export.Dim(f"{name}_patches", min=2, max=front.max_tokens)
-        free[axis] = p * patches if p > 1 else patches
-    # unequal example sides, so that nothing can take them for one
-    return {"pixels": torch.zeros(2, 3, 3 * front.patch[0], 5 * front.patch[1])}, {"pixels": free}
+        dynamic[axis] = p * patches if p > 1 else patches
+    # different example sides, so that they are not specialised as equal
+    return {"pixels": torch.zeros(2, 3, 3 * front.patch[0], 5 * front.patch[1])}, {"pixels": dynamic}
 
 
-def _text(front: TextTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
+def _text_inputs(front: TextTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
     if front.pad_to_context:
         ids = torch.full((2, front.context), front.pad_id)
         return {"ids": ids}, {"ids": {0: rows}}
-    most = front.context or 2**20
-    ids = torch.full((2, min(most, 7)), front.pad_id)
-    free: dict[int, Any] = {0: rows}
-    if most > 1:
-        free[1] = torch.export.Dim("length", min=1, max=most)
-    return {"ids": ids, "lengths": torch.tensor([ids.shape[1], 1])}, {"ids": free, "lengths": {0: rows}}
+    max_length = front.context or 2**20
+    ids = torch.full((2, min(max_length, 7)), front.pad_id)
+    dynamic: dict[int, Any] = {0: rows}
+    if max_length > 1:
+        dynamic[1] = torch.export.Dim("length", min=1, max=max_length)
+    return {"ids": ids, "lengths": torch.tensor([ids.shape[1], 1])}, {"ids": dynamic, "lengths": {0: rows}}
 
 
 def _export(graph: _Graph) -> torch.export.ExportedProgram:
-    kind = _Pictures if "pixels" in graph.inputs else _Texts if "lengths" in graph.inputs else _FilledTexts
+    kind = (
+        _ImageModule
+        if "pixels" in graph.inputs
+        else _TextModule
+        if "lengths" in graph.inputs
+        else _PaddedTextModule
+    )
     was_training = graph.model.training
     graph.model.eval()
     try:
         with torch.no_grad(), _quiet():
             return torch.export.export(
-                kind(graph), tuple(graph.inputs.values()), dynamic_shapes=dict(graph.free), strict=False
+                kind(graph), tuple(graph.inputs.values()), dynamic_shapes=dict(graph.dynamic), strict=False
             )
     finally:
         graph.model.train(was_training)
@@ -257,7 +262,7 @@ def _export(graph: _Graph) -> torch.export.ExportedProgram:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's notes to its own developers."""
+    """Silences warnings and logs of the exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -269,7 +274,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _prepare(front: Tokenizer) -> dict[str, Any]:
+def _preprocess(front: Tokenizer) -> dict[str, Any]:
     if isinstance(front, ImageTokenizer):
         return {
             "kind": "image",

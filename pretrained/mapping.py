@@ -1,8 +1,8 @@
-"""How a published model's weights become ours: one table of names a family, and nothing that slips through.
+"""Key mapping: the weights of a published model under our parameter names, with strict loading.
 
-A table maps a pattern of their names to ours; ``*`` stands for one part of a name, the same in both. What no
-pattern names is an error, and so is what is missing in the end. A value may hold several patterns of theirs, which are
-joined (query, key and value maps, for example).
+One table per model family maps a pattern of the source's names to ours; ``*`` stands for one component of a name, the
+same in both. A weight that no pattern matches is an error, and so is a missing one. Several source weights can be
+concatenated into one of ours (query, key and value projections, for example).
 """
 
 from __future__ import annotations
@@ -20,77 +20,79 @@ from worldtokens.parts import load_strictly
 ACTIVATIONS = {"QuickGELU": "quick_gelu", "GELUTanh": "gelu_tanh"}
 
 
-def _matcher(pattern: str) -> re.Pattern:
+def compile_pattern(pattern: str) -> re.Pattern:
+    """A name pattern as a regular expression with one group for each ``*``."""
     return re.compile(re.escape(pattern).replace(r"\*", "([^.]+)") + r"\Z")
 
 
-def join(weights: Mapping[str, Tensor], table: Mapping[str, tuple[str, ...]]) -> dict[str, Tensor]:
-    """Put several tensors after one another under one name: ``{"*.qkv.weight": ("*.q.weight", "*.k.weight", ...)}``.
-
-    A name that holds none of the first pattern is left as it is.
-    """
-    out = dict(weights)
-    for name, parts in table.items():
-        first = _matcher(parts[0])
-        for key in list(out):
-            found = first.match(key)
-            if not found:
-                continue
-            keys = [_fill(p, found.groups()) for p in parts]
-            if all(k in out for k in keys):
-                out[_fill(name, found.groups())] = torch.cat([out.pop(k) for k in keys])
-    return out
-
-
-def _fill(pattern: str, parts: tuple[str, ...]) -> str:
-    for part in parts:
-        pattern = pattern.replace("*", part, 1)
+def substitute(pattern: str, components: tuple[str, ...]) -> str:
+    """A name pattern with its ``*`` replaced, in order."""
+    for component in components:
+        pattern = pattern.replace("*", component, 1)
     return pattern
 
 
+def concatenate(weights: Mapping[str, Tensor], table: Mapping[str, tuple[str, ...]]) -> dict[str, Tensor]:
+    """Concatenate weights along their first axis: ``{"*.qkv.weight": ("*.q.weight", "*.k.weight", ...)}``.
+
+    Weights that match no pattern, or of which one is missing, stay as they are.
+    """
+    out = dict(weights)
+    for name, patterns in table.items():
+        first = compile_pattern(patterns[0])
+        for key in list(out):
+            match = first.match(key)
+            if not match:
+                continue
+            keys = [substitute(p, match.groups()) for p in patterns]
+            if all(k in out for k in keys):
+                out[substitute(name, match.groups())] = torch.cat([out.pop(k) for k in keys])
+    return out
+
+
 def rename(weights: Mapping[str, Tensor], table: Mapping[str, str], source: str) -> dict[str, Tensor]:
-    """Their names -> ours.
+    """Map the source's names to ours.
 
     Args:
-        weights: their state dict.
-        table: pattern of theirs -> ours.
-        source: what the weights come from, for the error.
+        weights: the source's state dict.
+        table: pattern of the source's names -> ours.
+        source: name of the source, for errors.
 
     Raises:
-        InputError: a name that no pattern knows.
+        InputError: a name matches no pattern.
     """
-    rules = [(_matcher(theirs), ours) for theirs, ours in table.items()]
+    rules = [(compile_pattern(theirs), ours) for theirs, ours in table.items()]
     out, unknown = {}, []
     for key, value in weights.items():
         for rule, ours in rules:
-            if found := rule.match(key):
-                out[_fill(ours, found.groups())] = value
+            if match := rule.match(key):
+                out[substitute(ours, match.groups())] = value
                 break
         else:
             unknown.append(key)
     if unknown:
         raise InputError(
-            f"{source} has weights that worldtokens has no place for: {unknown[:5]}"
+            f"{source} has weights that worldtokens cannot map: {unknown[:5]}"
             + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
             + "; this variant of the architecture is not supported"
         )
     return out
 
 
-def placed(weights: Mapping[str, Tensor], places: Mapping[str, str]) -> dict[str, Tensor]:
-    """Weights under the names that they have in a task: each beginning exchanged as told."""
+def replace_prefixes(weights: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:
+    """Replace the prefix of each name: ``{"front.": "tokenizers.image."}``; names without one stay."""
     out = {}
     for key, value in weights.items():
-        begin = next((p for p in places if key.startswith(p)), "")
-        out[places.get(begin, "") + key.removeprefix(begin)] = value
+        prefix = next((p for p in prefixes if key.startswith(p)), "")
+        out[prefixes.get(prefix, "") + key.removeprefix(prefix)] = value
     return out
 
 
-def fill(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load what `rename` gave. A bias of query, key and value that the original lacks is zero.
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Load mapped weights strictly. A query, key and value bias that the source lacks becomes zero.
 
     Raises:
-        InputError: something is missing, unknown or of another shape.
+        InputError: a weight is missing, unknown or of another shape.
     """
     weights = dict(weights)
     for name, value in model.state_dict().items():
@@ -100,7 +102,7 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from a ``.safetensors`` or PyTorch file, read without running any code in it.
+    """A state dict from a ``.safetensors`` or PyTorch file; no code in the file is run.
 
     Raises:
         InputError: it is not one.
@@ -110,28 +112,32 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
         raise InputError(
             f"{path} cannot be read as weights ({e}): expected .safetensors or a state dict"
         ) from e
     for wrapper in ("state_dict", "model", "module"):
-        if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
-            found = found[wrapper]
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
+            state = state[wrapper]
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise InputError(f"{path} holds no state dict: expected tensors by name")
-    wrapped = all(k.startswith("module.") for k in found)  # by DistributedDataParallel
-    return {k.removeprefix("module." if wrapped else ""): v for k, v in found.items()}
+    wrapped = all(k.startswith("module.") for k in state)  # by DistributedDataParallel
+    return {k.removeprefix("module." if wrapped else ""): v for k, v in state.items()}
 
 
-def norm_of(modules: Mapping[str, nn.Module], source: str) -> dict[str, str | float]:
-    """The kind and eps of a model's norms, which must be one.
+def norm_settings(norms: Mapping[str, nn.Module], source: str) -> dict[str, str | float]:
+    """Kind and eps of a model's norms, as ``{"norm": ..., "eps": ...}``.
 
     Args:
-        modules: the model's norms by name.
+        norms: all norms of the model, by name.
+        source: name of the source, for errors.
+
+    Raises:
+        InputError: a norm is neither LayerNorm nor RMSNorm, or kind or eps differ between norms.
     """
     kinds = {}
-    for name, m in modules.items():
+    for name, m in norms.items():
         kind = (
             "layer"
             if isinstance(m, nn.LayerNorm)
@@ -143,17 +149,21 @@ def norm_of(modules: Mapping[str, nn.Module], source: str) -> dict[str, str | fl
             raise InputError(f"{source}: {name} is a {type(m).__name__}, expected LayerNorm or RMSNorm")
         kinds.setdefault((kind, float(m.eps)), name)
     if len(kinds) != 1:
-        told = ", ".join(f"{name} is {kind} with eps {eps}" for (kind, eps), name in kinds.items())
-        raise InputError(f"{source}: norms of one kind and eps are expected, but {told}")
+        listed = ", ".join(f"{name} is {kind} with eps {eps}" for (kind, eps), name in kinds.items())
+        raise InputError(f"{source}: norms of one kind and eps are expected, but {listed}")
     ((kind, eps),) = kinds
     return {"norm": kind, "eps": eps}
 
 
-def activation_of(module: nn.Module, source: str) -> str:
-    """Our name of an activation."""
+def activation_name(module: nn.Module, source: str) -> str:
+    """Our name of an activation module.
+
+    Raises:
+        InputError: it is not supported.
+    """
     name = type(module).__name__
     if isinstance(module, nn.GELU) or name == "GELU":
         return "gelu_tanh" if getattr(module, "approximate", "none") == "tanh" else "gelu"
     if name not in ACTIVATIONS:
-        raise InputError(f"{source}: activation {name}, expected GELU, its tanh form, or QuickGELU")
+        raise InputError(f"{source}: activation {name}, expected GELU, tanh GELU, or QuickGELU")
     return ACTIVATIONS[name]

@@ -1,4 +1,4 @@
-"""Published models by name as a recipe gives them, where a class is expected:
+"""Published models by name in a recipe, where a class is expected:
 
 language_model: {class: worldtokens.pretrained.published.language_model, args: {name: smollm2}}
 """
@@ -11,13 +11,13 @@ from worldtokens.tasks.language.model import LanguageModel
 
 
 def language_model(name: str) -> LanguageModel:
-    """A language model of `wt.weights`, or of what else `from_hf` takes.
+    """A language model of `wt.weights`, or of any source of `from_hf`.
 
     Args:
         name: ``"smollm2"``; or a folder, a .gguf file or a published name.
 
     Raises:
-        InputError: it cannot be found, or is not a language model.
+        InputError: it is not found, or is not a language model.
     """
     import worldtokens as wt
 

@@ -1,8 +1,7 @@
-"""Models from .gguf files, as llama.cpp and Ollama keep them: Llama, Qwen2 and Qwen3 types.
+"""Conversion of .gguf files, the format of llama.cpp and Ollama: Llama, Qwen2 and Qwen3.
 
-A .gguf holds everything in one file: settings, packed weights, vocabulary and chat template. Its settings are brought into
-the form of a Hugging Face config, and from there it takes the same road (`hf_decoders.py`). Each tensor is unpacked only
-when its place in the model is filled.
+A .gguf file holds settings, quantized weights, vocabulary and chat template. The settings become a Hugging Face config, and
+`hf/decoders.py` builds the model. Each tensor is dequantized when it is copied into the model.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worldtokens.backbone.positions import stretched
+from worldtokens.backbone.positions import scale_frequencies
 from worldtokens.pretrained.gguf.file import GGUFFile
-from worldtokens.pretrained.gguf.vocabulary import words
-from worldtokens.pretrained.hf.decoders import LLAMA, llama, same_depth
+from worldtokens.pretrained.gguf.vocabulary import read_vocabulary
+from worldtokens.pretrained.hf.decoders import LLAMA, check_depth, llama
 from worldtokens.pretrained.hf.source import Source
 from worldtokens.tasks.language.model import LanguageModel
 
-NAMES = {  # what llama.cpp calls a weight: what Hugging Face does
+NAMES = {  # name in llama.cpp: name in transformers
     "token_embd.weight": "embed_tokens.weight",
     "blk.*.attn_norm.*": "layers.*.input_layernorm.*",
     "blk.*.attn_q.*": "layers.*.self_attn.q_proj.*",
@@ -38,7 +37,7 @@ NAMES = {  # what llama.cpp calls a weight: what Hugging Face does
     "output.weight": "lm_head.weight",
 }
 TABLE = {name: LLAMA[theirs] for name, theirs in NAMES.items()}
-SETTINGS = {  # behind "<architecture>.": the name in config.json
+SETTINGS = {  # name after "<architecture>.": name in config.json
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -51,7 +50,7 @@ OPTIONAL = {
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-# what would change the arithmetic: refused where it says anything else
+# settings that change the computation: any other value is an error
 EXPECTED = {
     "expert_count": (0,),
     "attention.sliding_window": (0,),
@@ -59,72 +58,74 @@ EXPECTED = {
     "rope.scale_linear": (1.0,),
 }
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-FREQUENCIES = "rope_freqs.weight"  # by how much each rotary wave is stretched
+FREQUENCIES = "rope_freqs.weight"  # factor on each wavelength of RoPE
 
 
-def convert_gguf(path: str | Path, tokenizer: Any = None) -> LanguageModel:
+def from_gguf(path: str | Path, tokenizer: Any = None) -> LanguageModel:
     """A .gguf file as a `LanguageModel` in float32, eval mode.
 
     Args:
-        path: of the file.
-        tokenizer: a vocabulary to use instead of the file's: what `from_hf` takes.
+        path: path of the file.
+        tokenizer: vocabulary instead of the file's, as in `from_hf`.
 
     Raises:
-        InputError: the file is damaged or cut off, or holds an architecture, a vocabulary, a setting or a tensor that
-            is not supported, or lacks one; named.
+        InputError: the file is damaged or truncated; or an architecture, vocabulary, setting or tensor is missing or not
+            supported; named.
     """
     file = GGUFFile(path)
-    kind = file.values.get("general.architecture")
+    kind = file.metadata.get("general.architecture")
     source = Source(str(path), str(kind))
     if kind not in ARCHITECTURES:
-        raise source.refuse(f"this architecture is not supported, {', '.join(ARCHITECTURES)} are")
-    config = settings(file, source)
-    _agree(file, config, source)
-    return llama(config, _weights(file, config), words(file, source, tokenizer), source, TABLE).eval()
+        raise source.error(f"this architecture is not supported, {', '.join(ARCHITECTURES)} are")
+    config = config_from_metadata(file, source)
+    _check_shapes(file, config, source)
+    return llama(
+        config, _weights(file, config), read_vocabulary(file, source, tokenizer), source, TABLE
+    ).eval()
 
 
-def settings(file: GGUFFile, source: Source) -> dict[str, Any]:
-    """The header as a config.json of Hugging Face."""
-    kind = file.values["general.architecture"]
+def config_from_metadata(file: GGUFFile, source: Source) -> dict[str, Any]:
+    """The header's metadata as a Hugging Face config."""
+    kind = file.metadata["general.architecture"]
 
-    def told(name: str) -> Any:
-        return file.values.get(f"{kind}.{name}")
+    def metadata(name: str) -> Any:
+        return file.metadata.get(f"{kind}.{name}")
 
     for name, allowed in EXPECTED.items():
-        if told(name) is not None and told(name) not in allowed:
-            raise source.refuse(f"{kind}.{name}={told(name)!r} is not supported, {allowed[0]!r} is")
+        if metadata(name) is not None and metadata(name) not in allowed:
+            raise source.error(f"{kind}.{name}={metadata(name)!r} is not supported, {allowed[0]!r} is")
     config: dict[str, Any] = {"model_type": kind}
     for table in (SETTINGS, OPTIONAL):
         for name, ours in table.items():
-            if told(name) is not None:
-                config[ours] = told(name)
+            if metadata(name) is not None:
+                config[ours] = metadata(name)
             elif table is SETTINGS:
-                raise source.refuse(f"the header lacks {kind}.{name}")
+                raise source.error(f"the header lacks {kind}.{name}")
     numbers = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
     for name in (*numbers, "num_key_value_heads"):
         if name in config and (not isinstance(config[name], int) or config[name] < 1):
-            raise source.refuse(f"{name} is {config[name]!r}, expected one whole number for all layers")
-    if "token_embd.weight" not in file.places:
-        raise source.refuse("missing token_embd.weight")
+            raise source.error(f"{name} is {config[name]!r}, expected one whole number for all layers")
+    if "token_embd.weight" not in file.tensors:
+        raise source.error("missing token_embd.weight")
     # the header's vocab_size is optional, the embedding is not
-    config["vocab_size"] = file.places["token_embd.weight"].shape[0]
+    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    turned = told("rope.dimension_count")
-    if turned is not None and turned != config["head_dim"]:
-        raise source.refuse(
-            f"rotary positions turn {turned} of {config['head_dim']} channels: all is supported"
+    rotated = metadata("rope.dimension_count")
+    if rotated is not None and rotated != config["head_dim"]:
+        raise source.error(
+            f"RoPE that rotates {rotated} of {config['head_dim']} channels is not supported: all channels are"
         )
-    config["attention_bias"] = kind != "qwen2" and "blk.0.attn_output.bias" in file.places
-    config["mlp_bias"] = "blk.0.ffn_down.bias" in file.places
-    config["tie_word_embeddings"] = "output.weight" not in file.places
-    if FREQUENCIES in file.places:
+    config["attention_bias"] = kind != "qwen2" and "blk.0.attn_output.bias" in file.tensors
+    config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    if FREQUENCIES in file.tensors:
         config["rope_parameters"] = _scaling(file.tensor(FREQUENCIES), config, source)
     return config
 
 
-def _agree(file: GGUFFile, config: dict[str, Any], source: Source) -> None:
-    """Check that the header's sizes are its tensors', before a model of such sizes is built."""
-    same_depth(file, "blk.", config["num_hidden_layers"], source)
+def _check_shapes(file: GGUFFile, config: dict[str, Any], source: Source) -> None:
+    """Check that the header's sizes and the tensors' shapes agree, before the model is built."""
+    check_depth(file, "blk.", config["num_hidden_layers"], source)
     dim, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     kv = config.get("num_key_value_heads", heads)
@@ -135,42 +136,42 @@ def _agree(file: GGUFFile, config: dict[str, Any], source: Source) -> None:
         "blk.0.attn_k.weight": (kv * config["head_dim"], dim),
     }
     for name, shape in shapes.items():
-        if name not in file.places:
-            raise source.refuse(f"missing {name}")
-        if file.places[name].shape != shape:
-            raise source.refuse(f"{name} is {file.places[name].shape}, expected {shape} by the header")
+        if name not in file.tensors:
+            raise source.error(f"missing {name}")
+        if file.tensors[name].shape != shape:
+            raise source.error(f"{name} is {file.tensors[name].shape}, expected {shape} by the header")
 
 
 def _scaling(factors: Tensor, config: dict[str, Any], source: Source) -> dict[str, Any]:
-    """Llama 3.1's settings, from which llama.cpp's factors are computed: found again, and checked against them."""
+    """RoPE settings of Llama 3.1, recovered from the factors that llama.cpp computes, and checked against them."""
     pairs = config["head_dim"] // 2
     freq = 1.0 / config.get("rope_theta", 10000.0) ** (torch.arange(pairs) / pairs)
-    found = (float(factors.max()), 1.0, 4.0, 8192.0)
-    right = factors.shape == freq.shape and torch.allclose(freq / stretched(freq, found), factors, rtol=1e-3)
-    if not right:
-        raise source.refuse(f"{FREQUENCIES} is not Llama 3.1's (low 1, high 4, original length 8,192)")
+    scaling = (float(factors.max()), 1.0, 4.0, 8192.0)
+    matches = factors.shape == freq.shape and torch.allclose(
+        freq / scale_frequencies(freq, scaling), factors, rtol=1e-3
+    )
+    if not matches:
+        raise source.error(f"{FREQUENCIES} is not Llama 3.1's (low 1, high 4, original length 8,192)")
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return {"rope_type": "llama3", **dict(zip(names, found, strict=True))}
+    return {"rope_type": "llama3", **dict(zip(names, scaling, strict=True))}
 
 
 def _weights(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """(name, what makes the tensor) for each weight of the file."""
+    """Pairs of a name and a function that makes the tensor, for each weight of the file."""
     heads = {".attn_q.": config["num_attention_heads"]}
     heads[".attn_k."] = config.get("num_key_value_heads", config["num_attention_heads"])
     for name in file:
         if name == FREQUENCIES:
             continue
-        turned = next((n for part, n in heads.items() if part in name), None)
+        interleaved = next((n for part, n in heads.items() if part in name), None)
         if config["model_type"] != "llama":
-            turned = None
+            interleaved = None
 
-        def make(name: str = name, turned: int | None = turned) -> Tensor:
+        def make(name: str = name, heads: int | None = interleaved) -> Tensor:
             weight = file.tensor(name)
-            # llama.cpp writes a head's rows in the order of pairs (2i, 2i + 1), which it turns; ours are (i, i + half)
+            # llama.cpp rotates the pairs (2i, 2i + 1) of a head's rows, our trunk the pairs (i, i + half)
             return (
-                weight
-                if turned is None
-                else weight.unflatten(0, (turned, -1, 2)).transpose(1, 2).flatten(0, 2)
+                weight if heads is None else weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
             )
 
         yield name, make

@@ -1,8 +1,8 @@
-"""Hugging Face's CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023): both towers a `CLIP`, one alone an `Encoder`.
+"""Hugging Face's CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023): two towers as `CLIP`, one alone as `Encoder`.
 
-CLIP's texts are read at their own length, since padding behind the end token cannot change it; SigLIP's are filled up, as it
-was trained. An image's class token has its own position added into it. Tokens of a CLIP image tower are normed by the
-norm that transformers applies to the class token alone; the vectors are the same.
+CLIP's texts are not padded, since padding after the end token cannot change the embedding; SigLIP's are padded to the
+context, as in training. The class token and its position embedding are added into one parameter. All tokens of a CLIP
+image tower pass the final norm, which transformers applies to the class token alone; the embeddings are the same.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from worldtokens.backbone.pooling import AttentionPool
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.pretrained import mapping
-from worldtokens.pretrained.hf.preprocess import grid, look, split_positions
-from worldtokens.pretrained.hf.source import Source, numbers
+from worldtokens.pretrained.hf.preprocess import patch_grid, preprocess_settings, split_positions
+from worldtokens.pretrained.hf.source import Source, numeric_vocabulary
 from worldtokens.tasks.contrastive.model import CLIP
 from worldtokens.tasks.embedding.model import Encoder
 from worldtokens.tokenizers.image.tokenizer import ImageTokenizer
@@ -62,7 +62,7 @@ JOINED = {
     )
     for kind in ("weight", "bias")
 }
-# class -> the towers that it has, and whether there is a projection behind them
+# class -> (its towers, whether they have a projection)
 CLASSES = {
     "clip": {"CLIPModel": ("both", True)},
     "clip_text_model": {"CLIPTextModel": ("text", False), "CLIPTextModelWithProjection": ("text", True)},
@@ -116,32 +116,32 @@ DEFAULTS["siglip", "text"] = (
 
 
 def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Source) -> CLIP | Encoder:
-    """A `CLIP` (both towers) or an `Encoder` (one) with the numbers of this CLIP or SigLIP."""
+    """Convert CLIP or SigLIP to a `CLIP` (both towers) or an `Encoder` (one)."""
     kind = config["model_type"]
     family = kind.partition("_")[0]
-    towers, projects = source.architecture_of(CLASSES[kind])
-    weights = {k: v for k, v in weights.items() if not _counts(k, v, source)}
+    towers, projects = source.lookup_architecture(CLASSES[kind])
+    weights = {k: v for k, v in weights.items() if not _is_position_buffer(k, v, source)}
     if towers != "both":
         weights = {k.removeprefix("text_model.").removeprefix("vision_model."): v for k, v in weights.items()}
-        read = _text if towers == "text" else _image
-        front, trunk, how, found = read(config, weights, family, projects, source)
+        tower = _text_tower if towers == "text" else _image_tower
+        front, trunk, how, found = tower(config, weights, family, projects, source)
         model = Encoder(front, trunk, **how)
-        places = {"front.": "tokenizer."}
-        mapping.fill(model, mapping.placed(found, places), source.name)
+        prefixes = {"front.": "tokenizer."}
+        mapping.load_weights(model, mapping.replace_prefixes(found, prefixes), source.name)
         return model
-    inner = []
+    configs = []
     for column, key in (("text", "text_config"), ("image", "vision_config")):
-        part, over = dict(config.get(key) or {}), config.get(f"{key}_dict")
-        if over:  # an old form, whose defaults count too
-            part |= DEFAULTS[family, column] | over
-        # CLIP's width of the common space is told once
-        inner.append(part | {"projection_dim": config.get("projection_dim", 512)})
+        tower_config, old = dict(config.get(key) or {}), config.get(f"{key}_dict")
+        if old:  # an old form, which overrides with its defaults
+            tower_config |= DEFAULTS[family, column] | old
+        # CLIP's projection_dim is a setting of the whole model
+        configs.append(tower_config | {"projection_dim": config.get("projection_dim", 512)})
     out = {k: weights.pop(k).reshape(()) for k in ("logit_scale", "logit_bias") if k in weights}
-    text = _under(weights, "text_model.", "text_projection.")
-    image = _under(weights, "vision_model.", "visual_projection.")
-    mapping.rename(weights, {}, source.name)  # none is left
-    t = _text(inner[0], text, family, True, source)
-    i = _image(inner[1], image, family, True, source)
+    text = _take_tower(weights, "text_model.", "text_projection.")
+    image = _take_tower(weights, "vision_model.", "visual_projection.")
+    mapping.rename(weights, {}, source.name)  # all weights are used
+    t = _text_tower(configs[0], text, family, True, source)
+    i = _image_tower(configs[1], image, family, True, source)
     kinds = {"text": _projection(t[2]), "image": _projection(i[2])}
     model = CLIP(
         {"image": i[0], "text": t[0]},
@@ -152,24 +152,24 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
         kinds,
     )
     for column, found in (("image", i[3]), ("text", t[3])):
-        places = {"front.": "tokenizers", "trunk.": "trunk", "pool.": "pools", "head.": "projections"}
-        out |= mapping.placed(found, {k: f"{v}.{column}." for k, v in places.items()})
-    mapping.fill(model, out, source.name)
+        prefixes = {"front.": "tokenizers", "trunk.": "trunk", "pool.": "pools", "head.": "projections"}
+        out |= mapping.replace_prefixes(found, {k: f"{v}.{column}." for k, v in prefixes.items()})
+    mapping.load_weights(model, out, source.name)
     return model
 
 
-def _under(weights: dict[str, Tensor], tower: str, projection: str) -> dict[str, Tensor]:
-    """Take one tower's weights out, without its prefix, and its projection's."""
+def _take_tower(weights: dict[str, Tensor], tower: str, projection: str) -> dict[str, Tensor]:
+    """Remove the weights of one tower and its projection from a dict; the tower's prefix is dropped."""
     keys = [k for k in weights if k.startswith((tower, projection))]
     return {k.removeprefix(tower): weights.pop(k) for k in keys}
 
 
-def _counts(key: str, value: Tensor, source: Source) -> bool:
-    """Whether this is a buffer that counts positions, which older files hold."""
+def _is_position_buffer(key: str, value: Tensor, source: Source) -> bool:
+    """Whether a weight is a position_ids buffer of an older file."""
     if not key.endswith("embeddings.position_ids"):
         return False
     if not torch.equal(value.flatten().long(), torch.arange(value.numel())):
-        raise source.refuse(f"its {key} do not count from 0")
+        raise source.error(f"its {key} do not count from 0")
     return True
 
 
@@ -195,7 +195,7 @@ def _trunk(config: Mapping[str, Any], first_norm: bool, source: Source) -> Trans
 # Each tower: (front-end, trunk, arguments of `Encoder`, weights)
 
 
-def _text(
+def _text_tower(
     config: Mapping[str, Any], weights: dict[str, Tensor], family: str, projects: bool, source: Source
 ) -> tuple[TextTokenizer, Transformer, dict[str, Any], dict[str, Tensor]]:
     config = DEFAULTS[family, "text"] | config
@@ -205,28 +205,28 @@ def _text(
         context=config["max_position_embeddings"],
         causal=clip,
         pad_to_context=not clip,
-        **_words(config, family, source),
+        **_vocabulary_settings(config, family, source),
     )
     if front.vocab_size != config["vocab_size"]:
-        raise source.refuse(
+        raise source.error(
             f"{config['vocab_size']} token embeddings and {front.vocab_size} tokens in the vocabulary: give its own "
             "as tokenizer="
         )
     if clip:
-        # transformers pools at the first end token, or, where an old config says 2, at the largest id
-        at = config["eos_token_id"] if config["eos_token_id"] != 2 else config["vocab_size"] - 1
-        if at != front.end_id:
-            raise source.refuse(f"texts are pooled at token {at}, but their end token is {front.end_id}")
+        # transformers pools at the first end token, or, if an old config has 2, at the largest id
+        end = config["eos_token_id"] if config["eos_token_id"] != 2 else config["vocab_size"] - 1
+        if end != front.end_id:
+            raise source.error(f"texts are pooled at token {end}, but their end token is {front.end_id}")
     how: dict[str, Any] = {"pool": "last"}
     if projects:
         width = config["projection_dim"] if clip else config["projection_size"] or config["hidden_size"]
         how |= {"dim": width, "bias": not clip}
-    found = mapping.rename(mapping.join(weights, JOINED), TEXT, f"{source.name} (text tower)")
+    found = mapping.rename(mapping.concatenate(weights, JOINED), TEXT, f"{source.name} (text tower)")
     return front, _trunk(config, False, source), how, found
 
 
-def _words(config: Mapping[str, Any], family: str, source: Source) -> dict[str, Any]:
-    """Vocabulary and frame, as arguments of `TextTokenizer`."""
+def _vocabulary_settings(config: Mapping[str, Any], family: str, source: Source) -> dict[str, Any]:
+    """Vocabulary, start, end and padding token as arguments of `TextTokenizer`."""
     vocabulary, size = source.vocabulary, config["vocab_size"]
     if vocabulary is not None:
         start, end = start_and_end(vocabulary)
@@ -234,11 +234,11 @@ def _words(config: Mapping[str, Any], family: str, source: Source) -> dict[str, 
         return {"vocabulary": vocabulary, "start": start, "end": end, "pad": pad}
     if family == "clip" and size == 49408:
         vocabulary = clip_bpe.vocabulary()
-        # as transformers cleans a text: without open_clip's ftfy
+        # the normalisation of transformers: without open_clip's ftfy
         steps = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
         vocabulary.normalizer = normalizers.Sequence(steps)
         return {"vocabulary": vocabulary, "start": clip_bpe.START, "end": clip_bpe.END}
-    out: dict[str, Any] = {"vocabulary": numbers(size)}
+    out: dict[str, Any] = {"vocabulary": numeric_vocabulary(size)}
     if family == "siglip":
         return out | {"pad": str(config["pad_token_id"])}
     end = config["eos_token_id"] if config["eos_token_id"] != 2 else size - 1
@@ -246,25 +246,25 @@ def _words(config: Mapping[str, Any], family: str, source: Source) -> dict[str, 
     return out | {"start": str(start) if start is not None and start < size else None, "end": str(end)}
 
 
-def _image(
+def _image_tower(
     config: Mapping[str, Any], weights: dict[str, Tensor], family: str, projects: bool, source: Source
 ) -> tuple[ImageTokenizer, Transformer, dict[str, Any], dict[str, Tensor]]:
     config = DEFAULTS[family, "image"] | config
     clip, dim = family == "clip", config["hidden_size"]
-    patch, rows = grid(config)
+    patch, rows = patch_grid(config)
     front = ImageTokenizer(
         dim,
         patch,
         class_token=clip,
-        **look(source, family, config["image_size"], position_grid=rows, bias=not clip),
+        **preprocess_settings(source, family, config["image_size"], position_grid=rows, bias=not clip),
     )
     trunk = _trunk(config, clip, source)
     weights = dict(weights)
     table = weights.pop("embeddings.position_embedding.weight", None)
-    if table is not None:  # what is absent is told by `fill`
-        own, weights["positions"] = split_positions(table, rows, source)
+    if table is not None:  # `load_weights` reports a missing one
+        class_position, weights["positions"] = split_positions(table, rows, source)
         if "embeddings.class_embedding" in weights:
-            weights["class_token"] = (weights.pop("embeddings.class_embedding") + own)[None, None]
+            weights["class_token"] = (weights.pop("embeddings.class_embedding") + class_position)[None, None]
     if "embeddings.patch_embedding.weight" in weights:
         weights["embeddings.patch_embedding.weight"] = weights["embeddings.patch_embedding.weight"].flatten(1)
     how: dict[str, Any] = {"pool": "first"}
@@ -288,5 +288,5 @@ def _image(
         front,
         trunk,
         how,
-        mapping.rename(mapping.join(weights, JOINED), VISION, f"{source.name} (image tower)"),
+        mapping.rename(mapping.concatenate(weights, JOINED), VISION, f"{source.name} (image tower)"),
     )

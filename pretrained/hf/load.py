@@ -1,7 +1,7 @@
-"""Hugging Face's models as ours: the same numbers from the same weights. One module a family, one table of names each.
+"""Conversion of Hugging Face models with parity of outputs: one module per family, each with a table of weight names.
 
-A family is found by `config.model_type`. Its converter takes (config, weights, source) and gives a model of worldtokens;
-what it does not know, a setting, a class or a weight, it refuses by name.
+`config.model_type` selects the family. Its converter takes (config, weights, source) and returns a model of worldtokens;
+an unknown setting, class or weight is an error that names it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ FAMILIES = {
     "whisper": "hf.whisper:convert",
     "xlm-roberta": "hf.bert:convert",
 }
-# a file that is a model by itself: its ending -> module:function, called as convert(path, tokenizer)
-FILES: dict[str, str] = {".gguf": "gguf.load:convert_gguf"}
-# filled tensor by tensor, each brought to float32 on its way: no float32 copy of the whole is made first
-POURED = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "whisper")
+# single-file models: suffix -> module:function, called as convert(path, tokenizer)
+FILES: dict[str, str] = {".gguf": "gguf.load:from_gguf"}
+# families that stream tensors, each converted to float32 on copying: there is no float32 copy of all weights
+STREAMED = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "whisper")
 
 
 def from_hf(
@@ -49,33 +49,32 @@ def from_hf(
     processor: Any = None,
     ignore: Sequence[str] = (),
 ) -> Any:
-    """A model of Hugging Face's transformers with equal outputs, its vocabulary and preprocessing included.
+    """Load a model of Hugging Face's transformers with equal outputs, vocabulary and preprocessing included.
 
-    BERT, RoBERTa, XLM-R, DistilBERT and sentence-transformers' folders of them become an `Encoder`; ViT a `Classifier`
-    (an `Encoder` without its head); CLIP and SigLIP a `CLIP` (an `Encoder` where it is one tower). GPT-2, Llama, Mistral,
-    Qwen2 and Qwen3 become a `LanguageModel` (a `ChatModel` where there is a chat template), Whisper a `Captioner`.
+    BERT, RoBERTa, XLM-R, DistilBERT and sentence-transformers folders of them become an `Encoder`; ViT a `Classifier`
+    (without a head an `Encoder`); CLIP and SigLIP a `CLIP` (one tower alone an `Encoder`). GPT-2, Llama, Mistral, Qwen2
+    and Qwen3 become a `LanguageModel` (with a chat template a `ChatModel`), Whisper a `Captioner`.
 
     Args:
-        source: a folder that `save_pretrained` wrote, a published name (``"sentence-transformers/all-MiniLM-L6-v2"``,
+        source: a folder written by `save_pretrained`, a published name (``"sentence-transformers/all-MiniLM-L6-v2"``,
             downloaded), a live model of transformers, or a .gguf file. A folder is read without transformers.
-        tokenizer: the vocabulary, where the source does not bring it: a fast tokenizer of transformers, a
-            `tokenizers.Tokenizer`, or the path of a tokenizer.json. A live BERT without any reads numbers: ``"101 2054
-            102"``.
-        processor: how images are prepared, where the source does not tell: an image processor of transformers, or the
-            dict of a preprocessor_config.json.
-        ignore: patterns of weights to leave out, such as ``"cls.*"``, a masked language model's head. Nothing else
-            is left out; a pattern that matches nothing is an error.
+        tokenizer: the vocabulary, if the source has none: a fast tokenizer of transformers, a `tokenizers.Tokenizer`, or
+            the path of a tokenizer.json. A live model without one takes ids as text: ``"101 2054 102"``.
+        processor: the preprocessing, if the source has none: an image processor or feature extractor of transformers, or
+            the dict of a preprocessor_config.json.
+        ignore: patterns of weights to drop, such as ``"cls.*"``, the head of a masked language model. No other weight is
+            dropped; a pattern without match is an error.
 
     Returns:
-        The model in eval mode, on the CPU, float32. Dropout is not carried.
+        The model in eval mode, on the CPU, float32. Dropout is not converted.
 
     Raises:
-        InputError: the source cannot be found, or is an architecture, a setting or a weight that is not supported; named.
+        InputError: the source is not found, or an architecture, setting or weight is not supported; named.
     """
     if not isinstance(source, nn.Module) and Path(source).suffix in FILES:
         if not Path(source).is_file():
             raise InputError(f"there is no file {str(source)!r}")
-        return _found(FILES[Path(source).suffix])(Path(source), tokenizer)
+        return _resolve(FILES[Path(source).suffix])(Path(source), tokenizer)
     config, weights, opened = open_source(source, tokenizer, processor)
     kind = config.get("model_type")
     if kind not in FAMILIES:
@@ -83,16 +82,18 @@ def from_hf(
             f"{opened.name} is of model_type {kind!r}; from_hf knows {', '.join(sorted(FAMILIES))}"
             + "".join(f", and {ending} files" for ending in FILES)
         )
-    kept = _kept(weights, ignore, opened.name, float32=kind not in POURED)
-    return _found(FAMILIES[kind])(config, kept, opened).eval()
+    selected = _select_weights(weights, ignore, opened.name, float32=kind not in STREAMED)
+    return _resolve(FAMILIES[kind])(config, selected, opened).eval()
 
 
-def _found(place: str) -> Any:
-    module, _, function = place.partition(":")
+def _resolve(path: str) -> Any:
+    module, _, function = path.partition(":")
     return getattr(importlib.import_module(f"worldtokens.pretrained.{module}"), function)
 
 
-def _kept(weights: dict[str, Tensor], ignore: Sequence[str], name: str, float32: bool) -> dict[str, Tensor]:
+def _select_weights(
+    weights: dict[str, Tensor], ignore: Sequence[str], name: str, float32: bool
+) -> dict[str, Tensor]:
     out = {k: v.float() if float32 and v.is_floating_point() else v for k, v in weights.items()}
     for pattern in ignore:
         dropped = fnmatch.filter(out, pattern)

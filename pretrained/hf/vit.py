@@ -1,6 +1,6 @@
-"""Hugging Face's ViT (Dosovitskiy 2020): with its head a `Classifier`, without it an `Encoder`, whose vector is the pooler's.
+"""Hugging Face's ViT (Dosovitskiy 2020): with its head a `Classifier`, without it an `Encoder` of the pooler's output.
 
-The class token's own position is added into it, since only their sum is ever read.
+The class token and its position embedding are added into one parameter, since only their sum is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worldtokens.backbone.transformer import Transformer
 from worldtokens.pretrained import mapping
-from worldtokens.pretrained.hf.preprocess import grid, look, split_positions
+from worldtokens.pretrained.hf.preprocess import patch_grid, preprocess_settings, split_positions
 from worldtokens.pretrained.hf.source import Source
 from worldtokens.tasks.classification.model import Classifier
 from worldtokens.tasks.embedding.model import Encoder
@@ -29,7 +29,7 @@ NAMES = {
     "layers.*.layernorm_after.*": f"{BLOCK}.norm2.*",
     "layers.*.mlp.fc1.*": f"{BLOCK}.mlp.fc1.*",
     "layers.*.mlp.fc2.*": f"{BLOCK}.mlp.fc2.*",
-    # as files, and transformers before 5, name them
+    # names in files, and in transformers before 5
     "encoder.layer.*.layernorm_before.*": f"{BLOCK}.norm1.*",
     "encoder.layer.*.attention.qkv.*": f"{BLOCK}.attn.qkv.*",
     "encoder.layer.*.attention.output.dense.*": f"{BLOCK}.attn.proj.*",
@@ -41,9 +41,9 @@ NAMES = {
     "classifier.*": "head.*",
 }
 JOINED = {
-    f"{place}.qkv.{kind}": tuple(f"{inner.format(p)}.{kind}" for p in parts)
+    f"{prefix}.qkv.{kind}": tuple(f"{inner.format(p)}.{kind}" for p in parts)
     for kind in ("weight", "bias")
-    for place, inner, parts in (
+    for prefix, inner, parts in (
         ("layers.*.attention", "layers.*.attention.{}_proj", "qkv"),
         ("encoder.layer.*.attention", "encoder.layer.*.attention.attention.{}", ("query", "key", "value")),
     )
@@ -63,52 +63,54 @@ DEFAULTS = {
 
 
 def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Source) -> Classifier | Encoder:
-    """A `Classifier` or an `Encoder` of images with the numbers of this ViT."""
+    """Convert ViT to a `Classifier` or an `Encoder` of images."""
     config = DEFAULTS | config
-    classifies = source.architecture_of(CLASSES)
+    has_head = source.lookup_architecture(CLASSES)
     source.expect(config, EXPECTED)
     weights = {k.removeprefix("vit."): v for k, v in weights.items()}
     dim = config["hidden_size"]
-    patch, rows = grid(config)
+    patch, rows = patch_grid(config)
     trunk = Transformer(
         dim,
         config["num_hidden_layers"],
         config["num_attention_heads"],
-        hidden=config["intermediate_size"],
         activation=source.activation(config["hidden_act"]),
-        eps=config["layer_norm_eps"],
+        config={"mlp_dim": config["intermediate_size"], "eps": config["layer_norm_eps"]},
     )
     front = ImageTokenizer(
-        dim, patch, position_grid=rows, class_token=True, **look(source, "vit", config["image_size"])
+        dim,
+        patch,
+        class_token=True,
+        **preprocess_settings(source, "vit", config["image_size"], position_grid=rows),
     )
     table, first = (
         weights.pop("embeddings.position_embeddings", None),
         weights.pop("embeddings.cls_token", None),
     )
-    if table is not None and first is not None:  # what is absent is told by `fill`
-        own, weights["positions"] = split_positions(table[0], rows, source)
-        weights["class_token"] = first + own
+    if table is not None and first is not None:  # `load_weights` reports a missing one
+        class_position, weights["positions"] = split_positions(table[0], rows, source)
+        weights["class_token"] = first + class_position
     projection = "embeddings.patch_embeddings.projection.weight"
     if projection in weights:
         weights[projection] = weights[projection].flatten(1)
-    weights = mapping.rename(mapping.join(weights, JOINED), NAMES, source.name)
-    if classifies:
+    weights = mapping.rename(mapping.concatenate(weights, JOINED), NAMES, source.name)
+    if has_head:
         model = Classifier(front, trunk, _classes(config, weights), "first")
-        places = {"front.": "tokenizers.image."}
+        prefixes = {"front.": "tokenizers.image."}
     else:
         pooled = "head.weight" in weights
         width = config.get("pooler_output_size") or dim
         how = {"dim": width, "activation": "tanh"} if pooled else {}
-        model, places = Encoder(front, trunk, "first", **how), {"front.": "tokenizer."}
-    mapping.fill(model, mapping.placed(weights, places), source.name)
+        model, prefixes = Encoder(front, trunk, "first", **how), {"front.": "tokenizer."}
+    mapping.load_weights(model, mapping.replace_prefixes(weights, prefixes), source.name)
     return model
 
 
 def _classes(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list[str] | int:
-    """The classes' names, each once, or how many there are."""
+    """Class names, made unique, or the number of classes."""
     count = len(weights["head.weight"]) if "head.weight" in weights else 2
-    told = {int(k): str(v) for k, v in (config.get("id2label") or {}).items()}
-    names = [told.get(i, f"LABEL_{i}") for i in range(count)]
+    labels = {int(k): str(v) for k, v in (config.get("id2label") or {}).items()}
+    names = [labels.get(i, f"LABEL_{i}") for i in range(count)]
     if all(n == f"LABEL_{i}" for i, n in enumerate(names)):
         return count
     # ImageNet has two classes "crane" and two "maillot"

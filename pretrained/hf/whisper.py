@@ -1,7 +1,7 @@
-"""Hugging Face's Whisper as a `Captioner`: a sound's spectrum is read by an encoder, its words are written by a decoder.
+"""Hugging Face's Whisper as a `Captioner`: an encoder of log-mel spectrograms and a text decoder.
 
-Every answer begins with the ids that Whisper was told what to do by: language, task, no time stamps. What its
-generation config never lets it write is never written here.
+Every transcript begins with the control tokens for language, task and no time stamps. Tokens that the generation config
+suppresses are suppressed here too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tokenizers import AddedToken
 from torch import Tensor
 
 from worldtokens.backbone.transformer import Transformer
-from worldtokens.pretrained.hf.decoders import widened
-from worldtokens.pretrained.hf.source import Source, numbers
-from worldtokens.pretrained.streaming import pour
+from worldtokens.pretrained.hf.decoders import pad_vocabulary
+from worldtokens.pretrained.hf.source import Source, numeric_vocabulary
+from worldtokens.pretrained.streaming import stream_weights
 from worldtokens.tasks.seq2seq.captioner import Captioner
 from worldtokens.tokenizers.audio.tokenizer import AudioTokenizer
 from worldtokens.tokenizers.text.tokenizer import TextTokenizer
@@ -47,11 +47,11 @@ WHISPER = {
     "proj_out.weight": "head.weight",
 }
 WHISPER |= {k.format(tower): v.format(tower) for tower in ("encoder", "decoder") for k, v in LAYERS.items()}
-# keys have no bias, and need none: one adds the same to every score of a query, which a softmax takes out again
+# keys have no bias: it would add the same to every score of a query, and the softmax cancels it
 NO_KEY_BIAS = ("encoder.blocks.*.attn.qkv.bias[k]", "decoder.blocks.*.attn.qkv.bias[k]")
 NO_KEY_BIAS += ("decoder.blocks.*.cross.kv.bias[ck]",)
 SAMPLE_RATE, HOP, END = 16000, 160, "<|endoftext|>"
-HEARING = {  # preprocessor_config.json
+FEATURE_EXTRACTOR = {  # preprocessor_config.json
     "sampling_rate": SAMPLE_RATE,
     "hop_length": HOP,
     "n_fft": 400,
@@ -62,18 +62,17 @@ HEARING = {  # preprocessor_config.json
 
 
 def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Source) -> Captioner:
-    """Whisper with its head; see `from_hf`. Columns ``"audio"`` and ``"text"``; of a longer sound the first 30 s count."""
+    """Convert Whisper with its head. Columns ``"audio"`` and ``"text"``; longer audio is truncated to 30 s."""
     c = dict(config)
     dim, mels = c.get("d_model", 384), c.get("num_mel_bins", 80)
-    heard = source.preprocessing or {}
-    source.expect(heard, HEARING | {"feature_size": mels})
-    places = c.get("max_source_positions", 1500)
+    source.expect(source.preprocessing or {}, FEATURE_EXTRACTOR | {"feature_size": mels})
+    positions = c.get("max_source_positions", 1500)
     audio = AudioTokenizer(
         dim,
         "whisper",
         SAMPLE_RATE,
         mels,
-        seconds=places * 2 * HOP / SAMPLE_RATE,
+        seconds=positions * 2 * HOP / SAMPLE_RATE,
         positions="learned",
         config={"fixed_length": True},
     )
@@ -91,70 +90,70 @@ def convert(config: Mapping[str, Any], weights: dict[str, Tensor], source: Sourc
                 **settings,
             )
         except ValueError as e:
-            raise source.refuse(f"its config cannot be built: {e}") from e
+            raise source.error(f"its config cannot be built: {e}") from e
 
-    tied, told = c.get("tie_word_embeddings", True), source.generation_settings
-    text = _words(c, dim, source)
+    tied, generation = c.get("tie_word_embeddings", True), source.generation_settings
+    text = _text_tokenizer(c, dim, source)
     model = Captioner(
         {"audio": audio, "text": text},
         decoder=tower("decoder", cross=True),
         encoder=tower("encoder"),
         tied=tied,
-        prefix=_prefix(c, told, text.backend, source),
-        suppress=_ids(told.get("suppress_tokens", c.get("suppress_tokens")), text),
-        suppress_first=_ids(told.get("begin_suppress_tokens", c.get("begin_suppress_tokens")), text),
+        prefix=_prefix(c, generation, text.backend, source),
+        suppress=_ids(generation.get("suppress_tokens", c.get("suppress_tokens")), text),
+        suppress_first=_ids(generation.get("begin_suppress_tokens", c.get("begin_suppress_tokens")), text),
         max_new_tokens=text.context,
     )
     weights = {k.removeprefix("model."): v for k, v in weights.items()}
     head = weights.get("proj_out.weight")
     if tied and head is not None:
         if not torch.equal(head, weights.get("decoder.embed_tokens.weight", head[:0])):
-            raise source.refuse("tie_word_embeddings is true, but proj_out.weight is not the embedding")
+            raise source.error("tie_word_embeddings is true, but proj_out.weight is not the embedding")
         del weights["proj_out.weight"]
-    pour(
+    stream_weights(
         model,
         weights,
         WHISPER,
         source.name,
         rows={"q": (0, dim), "k": (dim, dim), "v": (2 * dim, dim), "ck": (0, dim), "cv": (dim, dim)},
-        change={"encoder.embed_positions.weight": lambda w: w[:, None]},
+        transforms={"encoder.embed_positions.weight": lambda w: w[:, None]},
         zero=NO_KEY_BIAS,
     )
     return model
 
 
-def _words(c: Mapping[str, Any], dim: int, source: Source) -> TextTokenizer:
-    rows, rust, end = c.get("vocab_size", 51865), source.vocabulary, END
-    if rust is None:
-        rust, end = numbers(rows), str(c.get("eos_token_id", 50256))
+def _text_tokenizer(c: Mapping[str, Any], dim: int, source: Source) -> TextTokenizer:
+    rows, backend, end = c.get("vocab_size", 51865), source.vocabulary, END
+    if backend is None:
+        backend, end = numeric_vocabulary(rows), str(c.get("eos_token_id", 50256))
     else:
-        # time stamps are no text: control tokens like the others
-        stamps = [t.content for t in rust.get_added_tokens_decoder().values() if _is_time(t.content)]
-        rust.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in stamps])
-        rust = widened(rust, rows, source)
-        if rust.token_to_id(end) is None:
-            raise source.refuse(f"its vocabulary has no {END!r}")
-    return TextTokenizer(rust, dim, c.get("max_target_positions", 448), end=end)
+        # time stamps are control tokens, not text
+        stamps = [t.content for t in backend.get_added_tokens_decoder().values() if _is_time_stamp(t.content)]
+        backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in stamps])
+        backend = pad_vocabulary(backend, rows, source)
+        if backend.token_to_id(end) is None:
+            raise source.error(f"its vocabulary has no {END!r}")
+    return TextTokenizer(backend, dim, c.get("max_target_positions", 448), end=end)
 
 
-def _is_time(token: str) -> bool:
+def _is_time_stamp(token: str) -> bool:
     return token.startswith("<|") and token.endswith("|>") and token[2:-2].replace(".", "", 1).isdecimal()
 
 
 def _prefix(
-    c: Mapping[str, Any], told: Mapping[str, Any], rust: tokenizers.Tokenizer, source: Source
+    c: Mapping[str, Any], generation: Mapping[str, Any], backend: tokenizers.Tokenizer, source: Source
 ) -> list[int]:
-    """What an answer begins with: start, and where the model knows them language, task and "no time stamps"."""
-    ids = [told.get("decoder_start_token_id", c.get("decoder_start_token_id", 50257))]
-    languages, asked = told.get("lang_to_id") or {}, told.get("language")
-    if told.get("is_multilingual", bool(languages) or c.get("vocab_size", 51865) >= 51865):
-        name = _language(asked or "en")
-        ids += [languages.get(name, rust.token_to_id(name))]
-        if ids[-1] is None and asked:
-            raise source.refuse(f"language {asked!r} is not among its tokens")
-        task = told.get("task") or "transcribe"
-        ids += [(told.get("task_to_id") or {}).get(task, rust.token_to_id(f"<|{task}|>"))]
-    ids += [told.get("no_timestamps_token_id", rust.token_to_id("<|notimestamps|>"))]
+    """Ids that every transcript begins with: start, and in multilingual models language, task and no time stamps."""
+    ids = [generation.get("decoder_start_token_id", c.get("decoder_start_token_id", 50257))]
+    languages, requested = generation.get("lang_to_id") or {}, generation.get("language")
+    if generation.get("is_multilingual", bool(languages) or c.get("vocab_size", 51865) >= 51865):
+        name = _language(requested or "en")
+        ids += [languages.get(name, backend.token_to_id(name))]
+        if ids[-1] is None and requested:
+            raise source.error(f"language {requested!r} is not in its vocabulary")
+        task = generation.get("task") or "transcribe"
+        ids += [(generation.get("task_to_id") or {}).get(task, backend.token_to_id(f"<|{task}|>"))]
+    ids += [generation.get("no_timestamps_token_id", backend.token_to_id("<|notimestamps|>"))]
     return [i for i in ids if i is not None]
 
 

@@ -1,4 +1,4 @@
-"""A pretrained image front-end's weights for another front-end, so that its trunk reads sound or clips."""
+"""Initialise an audio or video front-end from a pretrained image front-end, for use with the same trunk."""
 
 from __future__ import annotations
 
@@ -19,47 +19,51 @@ Front = TypeVar("Front", AudioTokenizer, VideoTokenizer)
 
 
 @torch.no_grad()
-def adapt_tokenizer(pictures: ImageTokenizer, tokenizer: Front, channels: str = "sum") -> Front:
-    """Fill a new front-end with a pretrained image front-end's weights; its trunk then takes the new tokens as they are.
+def adapt_tokenizer(image_tokenizer: ImageTokenizer, tokenizer: Front, channels: str = "sum") -> Front:
+    """Initialise an audio or video front-end from a pretrained image front-end.
 
-        sounds = wt.adapt_tokenizer(vit.tokenizers["image"], wt.AudioTokenizer(384, preset="ast", config={"class_tokens": 1}))
-        model = wt.Classifier(sounds, vit.trunk, classes=50)
+        audio = wt.adapt_tokenizer(vit.tokenizers["image"], wt.AudioTokenizer(384, preset="ast", config={"class_tokens": 1}))
+        model = wt.Classifier(audio, vit.trunk, classes=50)
 
-    **Sound** (AST, Gong et al. 2021; patches of a spectrum): the spectrum is a grey image, time to the right, frequency
-    downward from low to high. The kernel's three channels become one; a kernel of another size is resized as
-    `resize_images` does. The position table is stretched to the spectrogram's grid (AST cuts where a side is shorter).
-    **Clips** (ViViT, Arnab et al. 2021): the kernel is spread evenly over a tubelet's frames, so that a clip which stands
-    still gives the image's tokens; its places take the images' table, its times start at zero.
+    Audio (AST, Gong et al. 2021): a spectrogram is a grey image, time to the right, frequency downward from low to
+    high. The three channels of the patch kernel become one; a kernel of another size is resized as in `resize_images`.
+    Position embeddings are interpolated to the spectrogram's grid (AST crops them along a shorter side).
 
-    Class tokens and registers, in their order, fill as many class tokens as the new front-end has; further ones keep
-    their start.
+    Video (ViViT, Arnab et al. 2021): the kernel is inflated, spread evenly over the frames of a tubelet, so that a still
+    video gives the tokens of its image. Spatial positions are those of the images, temporal positions start at zero.
+
+    Class tokens and registers, in this order, initialise the class tokens of an audio front-end; any further ones keep
+    their own initialisation.
 
     Args:
-        images: the pretrained front-end; not changed.
-        tokenizer: the new one, of the same width; changed in place.
-        channels: sound only: ``"sum"``, what a grey image would give whose channels are alike, or ``"mean"``, a third
-            of it.
+        image_tokenizer: the pretrained front-end; not changed.
+        tokenizer: the new front-end, of the same dim; changed in place.
+        channels: for audio: ``"sum"`` of the three channels, as for a grey image, or their ``"mean"``.
 
     Returns:
         `tokenizer`.
 
     Raises:
-        InputError: widths differ, or it is not a front-end of patches.
+        InputError: the dims differ, or the new front-end has no patches.
     """
     if channels not in ("sum", "mean"):
         raise InputError(f"channels is {channels!r}, expected 'sum' or 'mean'")
-    if pictures.dim != tokenizer.dim:
-        raise InputError(f"the images' tokens are {pictures.dim} wide, the new ones {tokenizer.dim}")
-    kernel = pictures.proj.weight.unflatten(1, (3, *pictures.patch))  # (D, 3, height, width)
-    before = [t[0] for t in (pictures.class_token, pictures.registers) if t is not None]
+    if image_tokenizer.dim != tokenizer.dim:
+        raise InputError(
+            f"the image tokens are of dim {image_tokenizer.dim}, the new ones of dim {tokenizer.dim}"
+        )
+    kernel = image_tokenizer.proj.weight.unflatten(1, (3, *image_tokenizer.patch))  # (D, 3, height, width)
+    prefixes = [t[0] for t in (image_tokenizer.class_token, image_tokenizer.registers) if t is not None]
     if isinstance(tokenizer, AudioTokenizer) and isinstance(tokenizer.stem, PatchStem):
-        _sound(pictures, tokenizer, kernel.sum(1, keepdim=True) / (1 if channels == "sum" else 3))
-        if tokenizer.class_embed is not None and before:
+        _adapt_audio(
+            image_tokenizer, tokenizer, kernel.sum(1, keepdim=True) / (1 if channels == "sum" else 3)
+        )
+        if tokenizer.class_embed is not None and prefixes:
             own = tokenizer.class_embed[0]
-            prefix = torch.cat(before)[: len(own)]
+            prefix = torch.cat(prefixes)[: len(own)]
             own[: len(prefix)] = prefix.to(own)
     elif isinstance(tokenizer, VideoTokenizer):
-        _clip(pictures, tokenizer, kernel)
+        _adapt_video(image_tokenizer, tokenizer, kernel)
     else:
         what = type(tokenizer).__name__ + (
             " without patches" if isinstance(tokenizer, AudioTokenizer) else ""
@@ -70,25 +74,25 @@ def adapt_tokenizer(pictures: ImageTokenizer, tokenizer: Front, channels: str = 
     return tokenizer
 
 
-def _sound(pictures: ImageTokenizer, sounds: AudioTokenizer, kernel: Tensor) -> None:
-    frames, bands = sounds.stem.patch
+def _adapt_audio(images: ImageTokenizer, audio: AudioTokenizer, kernel: Tensor) -> None:
+    frames, bands = audio.stem.patch
     kernel = resize_kernel(kernel, (bands, frames))
-    sounds.stem.conv.weight.copy_(kernel.mT)  # (D, 1, time, frequency)
-    _bias(pictures, sounds.stem.conv.bias)
-    if sounds.pos_embed is not None and pictures.pos_embed is not None:
-        columns, rows = sounds.pos_embed.shape[:2]
-        sounds.pos_embed.copy_(resample_positions(pictures.pos_embed, (rows, columns)).transpose(0, 1))
+    audio.stem.conv.weight.copy_(kernel.mT)  # (D, 1, time, frequency)
+    _copy_bias(images, audio.stem.conv.bias)
+    if audio.pos_embed is not None and images.pos_embed is not None:
+        columns, rows = audio.pos_embed.shape[:2]
+        audio.pos_embed.copy_(resample_positions(images.pos_embed, (rows, columns)).transpose(0, 1))
 
 
-def _clip(pictures: ImageTokenizer, clips: VideoTokenizer, kernel: Tensor) -> None:
-    steps, *patch = clips.tubelet
-    kernel = resize_kernel(kernel, patch)[:, :, None].expand(-1, -1, steps, -1, -1) / steps
-    clips.proj.weight.copy_(kernel.flatten(1))
-    _bias(pictures, clips.proj.bias)
-    if clips.place_embed is not None and pictures.pos_embed is not None:
-        clips.place_embed.copy_(resample_positions(pictures.pos_embed, clips.place_embed.shape[:2]))
-        clips.time_embed.zero_()
+def _adapt_video(images: ImageTokenizer, video: VideoTokenizer, kernel: Tensor) -> None:
+    frames, *patch = video.tubelet
+    kernel = resize_kernel(kernel, patch)[:, :, None].expand(-1, -1, frames, -1, -1) / frames
+    video.proj.weight.copy_(kernel.flatten(1))
+    _copy_bias(images, video.proj.bias)
+    if video.place_embed is not None and images.pos_embed is not None:
+        video.place_embed.copy_(resample_positions(images.pos_embed, video.place_embed.shape[:2]))
+        video.time_embed.zero_()
 
 
-def _bias(pictures: ImageTokenizer, bias: Tensor) -> None:
-    bias.zero_() if pictures.proj.bias is None else bias.copy_(pictures.proj.bias)
+def _copy_bias(images: ImageTokenizer, bias: Tensor) -> None:
+    bias.zero_() if images.proj.bias is None else bias.copy_(images.proj.bias)

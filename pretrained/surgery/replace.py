@@ -1,7 +1,7 @@
-"""What changes to a built model share: finding a front-end in it, and putting a part of other sizes in a part's place.
+"""Shared by all surgery: find a front-end in a model, and rebuild a part with other settings in place.
 
-A part keeps its identity: whatever holds it (a task, a tied head, a second column) goes on holding it. Its parameters are
-new objects where their shapes change, so an optimizer is made after.
+A rebuilt part keeps its identity: a task, a tied head or a second column that refers to it needs no update. Parameters
+whose shape changes are new objects, so create the optimizer afterwards.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Front = TypeVar("Front", bound=Tokenizer)
 
 
 def find_front(model: nn.Module, kind: type[Front], column: str | None) -> Front:
-    """The one front-end of a kind in a model, or the model itself.
+    """The only front-end of a class in a model, or the model itself.
 
     Args:
         model: a task, an encoder, or a front-end.
-        kind: its class.
-        column: its name in the model, where there are several.
+        kind: class of the front-end.
+        column: its name in the model, needed if there are several.
 
     Raises:
         InputError: there is none, or more than one.
@@ -47,67 +47,67 @@ def find_front(model: nn.Module, kind: type[Front], column: str | None) -> Front
     )
 
 
-def arguments(part: Part, **changes: Any) -> dict[str, Any]:
-    """What to call a part's class with for another one of its settings, but for the changes."""
+def constructor_args(part: Part, **changes: Any) -> dict[str, Any]:
+    """Constructor arguments of a part, with changes."""
     args = part.config_args() | changes
     return {k: dict(v) if isinstance(v, nn.ModuleDict) else v for k, v in args.items()}
 
 
-def remake(
+def rebuild(
     part: Part,
     changes: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
     fit: Callable[[str, Tensor, Tensor], Tensor] | None = None,
 ) -> None:
-    """Build a part anew with other settings and put it in its own place, weights, device, mode and freezing kept.
+    """Rebuild a part in place with other settings; weights, device, mode and frozen parameters are kept.
 
     Args:
         part: changed in place.
         changes: constructor arguments that differ.
         tensors: new values of weights, by name.
-        fit: (name, old value, start value of the new shape) -> new value, for other weights whose shape differs.
+        fit: (name, old value, initial value of the new shape) -> new value, for other weights whose shape differs.
 
     Raises:
-        InputError: a weight's shape differs and nothing tells what becomes of it.
+        InputError: a weight's shape differs and neither `tensors` nor `fit` covers it.
     """
-    given = dict(tensors or {})
+    replaced = dict(tensors or {})
     state = {k: v.detach().clone() for k, v in part.state_dict().items()}
-    trains = {k: p.requires_grad for k, p in part.named_parameters()}
+    trainable = {k: p.requires_grad for k, p in part.named_parameters()}
     like = next(part.parameters(), torch.empty(0))
     training = part.training
-    new = type(part)(**arguments(part, **changes)).to(like.device, like.dtype)
+    new = type(part)(**constructor_args(part, **changes)).to(like.device, like.dtype)
     own = new.state_dict()
-    if odd := own.keys() ^ (state | given).keys():
+    if differing := own.keys() ^ (state | replaced).keys():
         raise InputError(
-            f"{type(part).__name__} holds other weights than its settings make: {sorted(odd)[:5]}; merge adapters first "
+            f"{type(part).__name__} has other weights than its settings define: {sorted(differing)[:5]}; merge adapters first "
             "(wt.merge_lora)"
         )
     with torch.no_grad():
         for name, value in own.items():
-            kept = given.get(name, state.get(name))
-            if kept.shape != value.shape:
+            old = replaced.get(name, state.get(name))
+            if old.shape != value.shape:
                 if fit is None:
                     raise InputError(
-                        f"{type(part).__name__}: {name} is {tuple(kept.shape)} and becomes {tuple(value.shape)}, which "
-                        "this change does not know how to do"
+                        f"{type(part).__name__}: {name} is {tuple(old.shape)} and would become "
+                        f"{tuple(value.shape)}, which this change does not support"
                     )
-                kept = fit(name, kept, value)
-            value.copy_(kept)
+                old = fit(name, old, value)
+            value.copy_(old)
     for name, p in new.named_parameters():
-        p.requires_grad_(trains.get(name, True))
+        p.requires_grad_(trainable.get(name, True))
     hooks = {k: v for k, v in part.__dict__.items() if k.endswith("_hooks")}
-    derived = {
+    cached = {
         k
         for k in part.__dict__
         if k not in new.__dict__ and isinstance(getattr(type(part), k, None), functools.cached_property)
     }
-    for name in derived:  # made again when asked for
+    for name in cached:  # computed again on access
         del part.__dict__[name]
     part.__dict__.update(new.__dict__ | hooks)
     part.train(training)
 
 
 def owners(model: nn.Module, front: nn.Module) -> list[Part]:
-    """The parts of a model that hold a front-end, the innermost first."""
-    held = [(name, m) for name, m in model.named_modules() if m is not front and front in set(m.modules())]
-    return [m for _, m in sorted(held, key=lambda pair: -len(pair[0].split("."))) if isinstance(m, Part)]
+    """Parts of a model that contain a front-end, innermost first."""
+    found = [(name, m) for name, m in model.named_modules() if m is not front and front in set(m.modules())]
+    return [m for _, m in sorted(found, key=lambda pair: -len(pair[0].split("."))) if isinstance(m, Part)]

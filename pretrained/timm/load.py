@@ -47,16 +47,16 @@ def from_timm(
 
     data = timm.data.resolve_data_config(model=model)
     settings = {k: tuple(data[k]) for k in ("mean", "std")}
-    resize = {"interpolation": data["interpolation"], "draft": False}
+    preprocess = {"interpolation": data["interpolation"], "draft": False}
     if type(model).__name__ == "NaFlexVit":
         # the number of patches of the square training size
         patch, sides = model.embeds.patch_size, data["input_size"][1:]
         settings["max_tokens"] = math.prod(s // p for s, p in zip(sides, patch, strict=True))
     elif data["crop_mode"] in RESIZE:
-        resize |= {"crop_pct": data["crop_pct"], "resize": RESIZE[data["crop_mode"]]}
+        preprocess |= {"crop_pct": data["crop_pct"], "resize": RESIZE[data["crop_mode"]]}
     else:
         raise InputError(f"{name}: crop_mode {data['crop_mode']!r}, expected 'center' or 'squash'")
-    tower = convert_vit(model, name, settings, resize)
+    tower = convert_vit(model, name, settings, preprocess)
     cfg = getattr(model, "pretrained_cfg", None) or {}
     labels = cfg.get("label_names") if hasattr(cfg, "get") else None
     classes = list(labels) if labels and len(labels) == model.num_classes else model.num_classes

@@ -1,6 +1,6 @@
-"""from_open_clip: open_clip's embeddings from our parts, every parameter away from its start; both preprocessings.
+"""from_open_clip: parity of embeddings with every parameter randomised, preprocessing, sources, and strict loading.
 
-Largest absolute differences in float32 of embeddings of unit length: `pytest -s` prints them.
+Largest absolute differences in float32 of normalised embeddings: `pytest -s` prints them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from open_clip.model import CLIP, CustomTextCLIP
 from open_clip.tokenizer import HFTokenizer
-from PIL import Image
 from torch import nn
 
 import worldtokens as wt
@@ -33,11 +32,11 @@ CAPTIONS = [c for r in ROWS for c in r["text"]] + ["", "It's  a <b>Cat</b> &amp;
 VISION = {"image_size": 32, "patch_size": 8, "width": 64, "layers": 2, "head_width": 16}
 TEXT = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
 
-FAMILIES = {  # what it shows: (class, of the model, of the image tower, of the text tower)
+FAMILIES = {  # case: (class, options of the model, the image tower, the text tower)
     "ViT-B-32 type": (CLIP, {}, {}, {}),
     "ViT-L-14-quickgelu type": (CLIP, {"quick_gelu": True}, {}, {}),
-    "towers apart, logit bias": (CustomTextCLIP, {"init_logit_bias": -10.0}, {}, {"proj_bias": True}),
-    "LayerScale, eps 1e-6, scale of one element": (
+    "separate text tower, logit bias": (CustomTextCLIP, {"init_logit_bias": -10.0}, {}, {"proj_bias": True}),
+    "LayerScale, eps 1e-6, logit scale of one element": (
         CLIP,
         {"nonscalar_logit_scale": True},
         {"ls_init_value": 0.1, "norm_kwargs": {"eps": 1e-6}},
@@ -49,20 +48,20 @@ FAMILIES = {  # what it shows: (class, of the model, of the image tower, of the 
         {"pool_type": "avg", "no_ln_pre": True, "act_kwargs": {"approximate": "tanh"}},
         {"act_kwargs": {"approximate": "tanh"}, "context_length": 24, "mlp_ratio": 3.0},
     ),
-    "norm behind the class token, fixed positions": (
+    "norm after pooling the class token, fixed positions": (
         CLIP,
         {},
         {"final_ln_after_pool": True, "pos_embed_type": "sin_cos_2d"},
         {},
     ),
     "text without projection": (CustomTextCLIP, {}, {}, {"proj_type": "none", "width": 24}),
-    "CLIP's words read all together, last place": (
+    "CLIP's vocabulary, bidirectional, pooled at the last position": (
         CustomTextCLIP,
         {},
         {},
         {"no_causal_mask": True, "pool_type": "last", "context_length": 40},
     ),
-    "pooled at the end token by its id": (CustomTextCLIP, {}, {}, {"pool_type": "eos", "eos_id": 49407}),
+    "pooled at the end token id": (CustomTextCLIP, {}, {}, {"pool_type": "eos", "eos_id": 49407}),
 }
 
 
@@ -77,27 +76,21 @@ def make(kind=CLIP, options=None, vision=None, text=None) -> nn.Module:
     return randomised(kind(24, {**VISION, **(vision or {})}, {**TEXT, **(text or {})}, **(options or {})))
 
 
-def pil(source) -> Image.Image:
-    """As our reader gives it: emoji on white. Their convert("RGB") would show what transparency hides."""
-    raw = wt.ImageTokenizer(dim=8, preprocess={"draft": False}).read(source)
-    return Image.fromarray(np.ascontiguousarray(raw.permute(1, 2, 0).numpy()))
-
-
-def differences(theirs, ours, tokenizer, context=None, size=32):
-    """Largest differences of both towers: from files and words, and from what open_clip's own side prepared."""
+def differences(to_pil, theirs, ours, tokenizer, context=None, size=32):
+    """Largest differences of both towers: from files and text, and from open_clip's preprocessed inputs."""
     preprocess = open_clip.image_transform(size, is_train=False)
-    pictures = [HOPPER, *EMOJI]
-    pixels = torch.stack([preprocess(pil(p)) for p in pictures])
+    images = [HOPPER, *EMOJI]
+    pixels = torch.stack([preprocess(to_pil(p)) for p in images])
     ids = tokenizer(CAPTIONS) if context is None else tokenizer(CAPTIONS, context)
     with torch.no_grad():
         image, text = theirs.encode_image(pixels, normalize=True), theirs.encode_text(ids, normalize=True)
     found = [
-        image - ours.embed("image", pictures, batch_size=3),
+        image - ours.embed("image", images, batch_size=3),
         image - ours.embed("image", pixels),
         text - ours.embed("text", CAPTIONS, batch_size=7),
         text - ours.embed("text", ids),
     ]
-    # embeddings that all were alike would agree too easily
+    # equal embeddings for all inputs would match trivially
     for vectors in (image, text):
         assert (vectors - vectors.mean(0)).norm(dim=-1).mean() > 0.05
     return [float(f.abs().max()) for f in found]
@@ -105,11 +98,11 @@ def differences(theirs, ours, tokenizer, context=None, size=32):
 
 @pytest.mark.filterwarnings("ignore:a text of")
 @pytest.mark.parametrize("what", FAMILIES)
-def test_embeddings_equal_open_clips_within_1e_5(what, tmp_path):
+def test_embeddings_match_within_1e_5(what, tmp_path, to_pil):
     theirs = make(*FAMILIES[what])
     ours = wt.from_open_clip(theirs)
     assert not ours.training
-    found = differences(theirs, ours, open_clip.get_tokenizer("ViT-B-32"), theirs.context_length)
+    found = differences(to_pil, theirs, ours, open_clip.get_tokenizer("ViT-B-32"), theirs.context_length)
     print(f"\n{what:45} images {max(found[:2]):.1e} text {max(found[2:]):.1e}")
     assert max(found) < 1e-5
     assert ours.loss_kind == ("clip" if theirs.logit_bias is None else "siglip")
@@ -119,8 +112,8 @@ def test_embeddings_equal_open_clips_within_1e_5(what, tmp_path):
     assert torch.equal(again.embed("text", CAPTIONS[:9]), ours.embed("text", CAPTIONS[:9]))
 
 
-def test_other_picture_sizes_equal_open_clips_resizing():
-    """open_clip stretches positions once, when weights are loaded; ours does it for any image."""
+def test_other_image_sizes_match():
+    """open_clip interpolates positions once, when weights are loaded; we do for any image."""
     small = make()
     ours = wt.from_open_clip(small)
     for size in (48, 16, (24, 48)):
@@ -139,8 +132,8 @@ def test_other_picture_sizes_equal_open_clips_resizing():
 
 
 @pytest.fixture(scope="module")
-def siglip_words(tmp_path_factory):
-    """A vocabulary with SigLIP's shape: pieces learned from captions, an end token, padding that is read."""
+def siglip_folder(tmp_path_factory):
+    """A vocabulary like SigLIP's: Unigram tokens trained on captions, an end token, padding tokens that are attended to."""
     from transformers import PreTrainedTokenizerFast
 
     rust = tokenizers.Tokenizer(tokenizers.models.Unigram())
@@ -152,15 +145,15 @@ def siglip_words(tmp_path_factory):
     rust.post_processor = tokenizers.processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", rust.token_to_id("</s>"))]
     )
-    folder = tmp_path_factory.mktemp("words")
+    folder = tmp_path_factory.mktemp("tokenizer")
     PreTrainedTokenizerFast(
         tokenizer_object=rust, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
     ).save_pretrained(folder)
     return folder
 
 
-def siglip(words: Path, **tower) -> tuple[nn.Module, HFTokenizer]:
-    tokenizer = HFTokenizer(str(words), context_length=20, clean="canonicalize")
+def siglip(folder: Path, **tower) -> tuple[nn.Module, HFTokenizer]:
+    tokenizer = HFTokenizer(str(folder), context_length=20, clean="canonicalize")
     text = {
         "context_length": 20,
         "vocab_size": len(tokenizer.tokenizer),
@@ -183,15 +176,17 @@ def siglip(words: Path, **tower) -> tuple[nn.Module, HFTokenizer]:
 
 
 @pytest.mark.filterwarnings("ignore:a text of")
-def test_siglip_embeddings_and_words_equal_open_clips_within_1e_5(siglip_words, tmp_path):
-    theirs, tokenizer = siglip(siglip_words)
+def test_siglip_embeddings_and_ids_match_within_1e_5(siglip_folder, tmp_path, to_pil):
+    theirs, tokenizer = siglip(siglip_folder)
     ours = wt.from_open_clip(theirs, tokenizer=tokenizer)
     front = ours.tokenizers["text"]
     got = front.collate([front.read(c) for c in CAPTIONS])["ids"]
     assert torch.equal(got, tokenizer(CAPTIONS))
     wt.testing.check_tokenizer(front, CAPTIONS[:4])
-    found = differences(theirs, ours, tokenizer)
-    print(f"\n{'SigLIP, map, own words':45} images {max(found[:2]):.1e} text {max(found[2:]):.1e}")
+    found = differences(to_pil, theirs, ours, tokenizer)
+    print(
+        f"\n{'SigLIP, attention pooling, own vocabulary':45} images {max(found[:2]):.1e} text {max(found[2:]):.1e}"
+    )
     assert max(found) < 1e-5 and ours.loss_kind == "siglip"
     again = wt.load(ours.save(tmp_path / "m"))
     assert torch.equal(again.embed("text", CAPTIONS), ours.embed("text", CAPTIONS))
@@ -201,7 +196,7 @@ def test_siglip_embeddings_and_words_equal_open_clips_within_1e_5(siglip_words, 
 
 
 @pytest.mark.parametrize("clean", ["canonicalize", "lower", "whitespace"])
-def test_cleaning_gives_the_words_that_open_clip_reads(clean):
+def test_text_normalisation_equals_open_clips(clean):
     ours = NORMALIZERS["clip" if clean == "lower" else clean]
     theirs = open_clip.tokenizer.get_clean_fn(clean)
     odd = ["", "  A\tB\n", "don't_stop!", "&amp;lt;b&amp;gt; ÉCOLE", "“quotes” — 50%", "ＡＢＣ", "\u200b x"]
@@ -239,7 +234,7 @@ def test_a_timm_tower_with_a_linear_projection(bias):
         {"size": (32, 48), "resize_mode": "squash"},
     ],
 )
-def test_pictures_are_prepared_bit_for_bit_as_open_clip_does(given):
+def test_pixels_equal_open_clips_exactly(given, to_pil):
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     model = make(vision={"image_size": given.get("size", 32)})
@@ -248,8 +243,8 @@ def test_pictures_are_prepared_bit_for_bit_as_open_clip_does(given):
     cfg = PreprocessCfg(**model.visual.preprocess_cfg)
     steps = image_transform_v2(cfg, is_train=False).transforms
     got = front.collate([front.read(p) for p in (HOPPER, *EMOJI)])["pixels"]
-    for picture, mine in zip((HOPPER, *EMOJI), got, strict=True):
-        image = pil(picture)
+    for image, mine in zip((HOPPER, *EMOJI), got, strict=True):
+        image = to_pil(image)
         for step in steps[:-2]:
             image = step(image)
         assert np.array_equal(np.asarray(image), mine.permute(1, 2, 0).numpy())
@@ -267,8 +262,10 @@ def test_sources_by_name_file_and_folder(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     save_file(theirs.state_dict(), folder / "open_clip_model.safetensors")
-    look = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear"}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": look}))
+    settings = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear"}
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": config, "preprocess_cfg": settings})
+    )
     by_file = wt.from_open_clip("tiny-for-a-test", str(tmp_path / "w.safetensors"))
     by_folder = wt.from_open_clip(folder)
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
@@ -285,20 +282,20 @@ def test_sources_by_name_file_and_folder(tmp_path):
         wt.from_open_clip(folder)
 
 
-def test_what_cannot_be_carried_is_an_error_that_names_it(tmp_path):
+def test_what_cannot_be_converted_is_an_error_that_names_it(tmp_path):
     def refused(source, match, *more, **options):
         with pytest.raises(wt.InputError, match=match):
             wt.from_open_clip(source, *more, **options)
 
     refused("ViT-B-99", "ViT-B-99")
-    refused("ViT-S-32", "can't make", "no-such-weights")
+    refused("ViT-S-32", "cannot make", "no-such-weights")
     refused(nn.Linear(2, 2), "open_clip's Linear")
     refused(make(vision={"layers": (1, 1, 1, 1), "width": 16, "image_size": 64}), "ModifiedResNet")
     refused(make(vision={"attentional_pool": True, "attn_pooler_heads": 2}), "attentional pooling")
     refused(make(vision={"pool_type": "avg", "final_ln_after_pool": True}), "CLIPA")
     refused(make(vision={"qk_norm": True}), "CustomResidualAttentionBlock")
     refused(make(CustomTextCLIP, text={"embed_cls": True}), "text.*cls_emb")
-    refused(make(CustomTextCLIP, text={"no_causal_mask": True}), "text pooled by 'argmax'")
+    refused(make(CustomTextCLIP, text={"no_causal_mask": True}), "text pooling 'argmax'")
     refused(make(text={"vocab_size": 100}), "100 token embeddings")
     extra = make()
     extra.visual.transformer.resblocks[1].adapter = nn.Linear(2, 2)
@@ -313,13 +310,13 @@ def test_what_cannot_be_carried_is_an_error_that_names_it(tmp_path):
     refused(model, "resize_mode 'longest'")
 
 
-def test_the_loss_is_the_originals():
+def test_the_loss_equals_open_clips(to_pil):
     theirs = make()
     ours = wt.from_open_clip(theirs)
     rows = [{"image": r["image"], "text": r["text"][0]} for r in ROWS[:6]]
     got = ours.loss(ours.collate([ours.read(r) for r in rows]))["loss"]
     preprocess = open_clip.image_transform(32, is_train=False)
-    pixels = torch.stack([preprocess(pil(r["image"])) for r in rows])
+    pixels = torch.stack([preprocess(to_pil(r["image"])) for r in rows])
     image = theirs.encode_image(pixels, normalize=True)
     text = theirs.encode_text(open_clip.get_tokenizer("ViT-B-32")([r["text"] for r in rows]), normalize=True)
     logits = theirs.logit_scale.exp() * image @ text.T
@@ -327,7 +324,7 @@ def test_the_loss_is_the_originals():
     assert abs(float((got - want).detach())) < 1e-4
 
 
-def test_settings_of_clip_that_the_towers_need():
+def test_pool_and_projection_settings_of_clip():
     front = {"image": wt.ImageTokenizer(dim=32, size=32), "text": wt.TextTokenizer.clip(dim=32)}
 
     def clip(**options):
@@ -351,14 +348,14 @@ def test_settings_of_clip_that_the_towers_need():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:a text of")
 @pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-32-quickgelu", "ViT-L-14"])
-def test_published_sizes_within_1e_4(name):
+def test_published_sizes_within_1e_4(name, to_pil):
     theirs, g = open_clip.create_model(name).eval(), torch.Generator().manual_seed(0)
-    with torch.no_grad():  # as wide as their start, so that no layer saturates at these widths
+    with torch.no_grad():  # the scale of their initialisation, so that no layer saturates at these widths
         for p in theirs.parameters():
             if p.ndim > 1:
                 p.copy_(p.std() * torch.randn(p.shape, generator=g))
             else:
                 p.add_(0.1 * torch.randn(p.shape, generator=g))
-    found = differences(theirs, wt.from_open_clip(theirs), open_clip.get_tokenizer(name), size=224)
+    found = differences(to_pil, theirs, wt.from_open_clip(theirs), open_clip.get_tokenizer(name), size=224)
     print(f"\n{name:45} images {max(found[:2]):.1e} text {max(found[2:]):.1e}")
     assert max(found) < 1e-4

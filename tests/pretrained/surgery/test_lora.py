@@ -1,4 +1,4 @@
-"""LoRA by peft on our modules: trains, saves, resumes, merges and reloads, in the training loop as it is."""
+"""LoRA by peft on our modules: training, saving, resuming, merging and loading in the standard training loop."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TARGETS = r"trunk\.blocks\.\d+\.(attn\.qkv|attn\.proj|mlp\.fc1)"
 
 
 def rows(n: int = 64) -> list[dict]:
-    """Two kinds of images, told apart by which half is brighter."""
+    """Images of two classes: the left or the right half is brighter."""
     g = torch.Generator().manual_seed(0)
     out = []
     for i in range(n):
-        picture = torch.randint(0, 120, (3, 16, 16), generator=g, dtype=torch.uint8)
-        picture[:, :, 8 * (i % 2) : 8 * (i % 2) + 8] += 90
-        out.append({"image": picture, "label": i % 2})
+        image = torch.randint(0, 120, (3, 16, 16), generator=g, dtype=torch.uint8)
+        image[:, :, 8 * (i % 2) : 8 * (i % 2) + 8] += 90
+        out.append({"image": image, "label": i % 2})
     return out
 
 
@@ -40,14 +40,14 @@ def adapted(**settings) -> wt.Classifier:
     return model
 
 
-def go(model, out, steps=30, every=10, resume=False, **optim):
+def run(model, out, steps=30, every=10, resume=False, **optim):
     plan = TrainSettings(
         out=str(out), steps=steps, batch_size=16, eval_every=every, device="cpu", resume=resume, workers=0
     )
     return train(model, rows(), rows(16), train=plan, optim=OptimSettings(lr=2e-2, **optim))
 
 
-def test_patterns_adapt_what_they_name():
+def test_patterns_select_the_adapted_layers():
     model = adapted()
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
     assert trained and all(".lora_" in n for n in trained)
@@ -55,56 +55,56 @@ def test_patterns_adapt_what_they_name():
         f"trunk.blocks.{i}.{m}" for i in range(2) for m in ("attn.qkv", "attn.proj", "mlp.fc1")
     }
     x = torch.randn(2, 3, 16, 16)
-    with torch.no_grad():  # an adapter starts at nothing
+    with torch.no_grad():  # an adapter is initialised to zero output
         torch.testing.assert_close(model.eval()({"image": x}), classifier().eval()({"image": x}))
 
 
-def test_trains_saves_merges_and_reloads(tmp_path):
+def test_training_saving_merging_and_loading(tmp_path):
     model, start = adapted(lora_alpha=16, lora_dropout=0.1), classifier()
     wt.unfreeze(model, "head")
-    figures = go(model, tmp_path / "run").figures
+    figures = run(model, tmp_path / "run").figures
     assert figures["top1"] == 1.0
     plain = dict(start.named_parameters())
     for name, p in model.named_parameters():
         if ".base_layer." in name:
-            assert torch.equal(p, plain[name.replace(".base_layer", "")])  # what is not an adapter stayed
+            assert torch.equal(p, plain[name.replace(".base_layer", "")])  # all other weights are unchanged
     x = torch.stack([r["image"] for r in rows(8)])
     with torch.no_grad():
         want = model({"image": x})
-        # what the run left: the adapters are told in its config and come back, still apart
-        kept = wt.load(tmp_path / "run" / "last")
-        torch.testing.assert_close(kept({"image": x}), want, atol=1e-6, rtol=0)
+        # the checkpoint: its config lists the adapters, and they are loaded unmerged
+        loaded = wt.load(tmp_path / "run" / "last")
+        torch.testing.assert_close(loaded({"image": x}), want, atol=1e-6, rtol=0)
         assert json.loads((tmp_path / "run/last/config.json").read_text())["adapters"] == {
             "default": {
                 "peft_type": "LORA", "r": 4, "target_modules": TARGETS, "lora_alpha": 16, "lora_dropout": 0.1
             }
         }  # fmt: skip
-        # merged: an ordinary model, no peft in it
-        assert wt.merge_lora(kept) is kept
-        assert list(kept.state_dict()) == list(start.state_dict())
-        torch.testing.assert_close(kept({"image": x}), want, atol=1e-5, rtol=0)
-        kept.save(tmp_path / "merged")
+        # merged: a plain model without peft
+        assert wt.merge_lora(loaded) is loaded
+        assert list(loaded.state_dict()) == list(start.state_dict())
+        torch.testing.assert_close(loaded({"image": x}), want, atol=1e-5, rtol=0)
+        loaded.save(tmp_path / "merged")
         assert set(json.loads((tmp_path / "merged/config.json").read_text())) == {"class", "args"}
         torch.testing.assert_close(wt.load(tmp_path / "merged")({"image": x}), want, atol=1e-5, rtol=0)
     with pytest.raises(wt.InputError, match="no adapters of peft"):
-        wt.merge_lora(kept)
+        wt.merge_lora(loaded)
 
 
-def test_a_run_that_is_resumed_is_the_unbroken_one(tmp_path):
-    whole = adapted()
-    go(whole, tmp_path / "whole", steps=8, every=4)
-    broken = adapted()
-    stop = StopAfter(broken, 5)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    full = adapted()
+    run(full, tmp_path / "full", steps=8, every=4)
+    interrupted = adapted()
+    stop = StopAfter(interrupted, 5)
     with pytest.raises(KeyboardInterrupt):
-        go(stop.model, tmp_path / "broken", steps=8, every=4)
+        run(stop.model, tmp_path / "interrupted", steps=8, every=4)
     resumed = adapted()
-    go(resumed, tmp_path / "broken", steps=8, every=4, resume=True)
-    for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
+    run(resumed, tmp_path / "interrupted", steps=8, every=4, resume=True)
+    for a, b in zip(full.state_dict().values(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b)
 
 
 class StopAfter:
-    """Raises in the first loss behind so many, as a run that is killed."""
+    """Raises in the loss after a number of steps, as if the run was killed."""
 
     def __init__(self, model: wt.Classifier, steps: int) -> None:
         self.model, self.left, self.loss = model, steps, model.loss
@@ -117,7 +117,7 @@ class StopAfter:
         return self.loss(batch)
 
 
-def test_get_peft_model_gives_the_same_task():
+def test_get_peft_model_wraps_the_same_task():
     model = classifier()
     wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=TARGETS))
     assert wrapped.get_base_model() is model and model.peft_config
@@ -125,9 +125,9 @@ def test_get_peft_model_gives_the_same_task():
     torch.testing.assert_close(wrapped({"image": x}), model({"image": x}))
 
 
-def test_averaged_weights_are_of_the_adapters(tmp_path):
+def test_ema_weights_include_the_adapters(tmp_path):
     model = adapted()
-    go(model, tmp_path / "run", steps=10, ema=0.9)
+    run(model, tmp_path / "run", steps=10, ema=0.9)
     back = wt.load(tmp_path / "run" / "last")
     x = torch.stack([r["image"] for r in rows(4)])
     with torch.no_grad():
@@ -143,26 +143,24 @@ model:
       text: {class: worldtokens.TextTokenizer, args: {vocabulary: {train: 400}, dim: 32, context: 48}}
     trunk: {class: worldtokens.Transformer, args: {dim: 32, depth: 1, heads: 2}}
     dim: 32
-data: {train: PICTURES}
+data: {train: IMAGES}
 optim: {lr: 1e-2, ema: 0.9}
 train: {steps: 3, batch_size: 16, out: OUT, device: cpu, tensorboard: false}
 """
 
 
-def test_through_a_recipe(tmp_path):
-    """A recipe builds the task; adapters go in before it is trained. A few steps on real images and words."""
+def test_adapters_in_a_recipe(tmp_path):
+    """A recipe builds the task; adapters are injected before training. A few steps on real images and text."""
     write_folder(wt.open_rows("emoji", split="train")[:40], tmp_path / "images")
     path = tmp_path / "recipe.yaml"
-    path.write_text(
-        RECIPE.replace("PICTURES", str(tmp_path / "images")).replace("OUT", str(tmp_path / "run"))
-    )
+    path.write_text(RECIPE.replace("IMAGES", str(tmp_path / "images")).replace("OUT", str(tmp_path / "run")))
     recipe = Recipe.read(str(path))
     rows, _ = recipe.rows()
     task, augment = recipe.build(rows)
     peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=r".*\.attn\.qkv"), task)
     before = {n: p.detach().clone() for n, p in task.named_parameters()}
     train(task, rows, train=recipe.train, optim=recipe.optim, augment=augment)
-    # (the temperature is kept within its bounds in place, not by the optimizer)
+    # (the logit scale is clamped in place, not changed by the optimizer)
     changed = {n for n, p in task.named_parameters() if not torch.equal(p, before[n])}
     assert changed and all(".lora_" in n for n in changed)
     last = wt.load(tmp_path / "run" / "last")
