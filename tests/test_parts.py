@@ -18,7 +18,7 @@ def test_save_and_load(tmp_path):
     assert not again.training
 
 
-def test_load_refuses_what_doesnt_fit(tmp_path):
+def test_load_raises_for_damaged_and_mixed_folders(tmp_path):
     wt.Transformer(32, 1, 4).save(tmp_path / "a")
     wt.Transformer(32, 2, 4).save(tmp_path / "b")
     with pytest.raises(wt.InputError, match="is not a saved model"):
@@ -32,7 +32,7 @@ def test_load_refuses_what_doesnt_fit(tmp_path):
         wt.load(tmp_path / "b")
 
 
-def test_a_config_cant_name_any_class(tmp_path):
+def test_a_config_may_only_name_parts(tmp_path):
     with pytest.raises(wt.InputError, match="not a worldtokens Part"):
         wt.build({"class": "subprocess.Popen", "args": {"args": ["true"]}})
     with pytest.raises(wt.InputError, match="cannot be imported"):
@@ -50,7 +50,7 @@ def test_a_compiled_block_is_saved_under_plain_names(tmp_path):
     assert set(wt.load(tmp_path).state_dict()) == plain
 
 
-def test_an_interrupted_save_keeps_the_last_one(tmp_path, monkeypatch):
+def test_an_interrupted_save_keeps_the_previous_files(tmp_path, monkeypatch):
     trunk = wt.Transformer(32, 1, 4)
     trunk.save(tmp_path)
     before = trunk.state_dict()["blocks.0.attn.qkv.weight"].clone()

@@ -19,7 +19,7 @@ def trunk():
 
 
 def randomised(module):
-    """Every parameter away from its initial value, norms' gains and biases too."""
+    """Move every parameter away from its initial value, norms' gains and biases too."""
     with torch.no_grad():
         for p in module.parameters():
             p.add_(torch.randn_like(p) * 0.2)
@@ -42,7 +42,7 @@ def close(a, b, tol=1e-5):
 
 
 @given(lengths, orders)
-def test_every_reading_equals_the_dense_rule(trunk, ns, order):
+def test_every_mode_equals_the_dense_mask(trunk, ns, order):
     t = wt.Tokens.stack([sample(n, i, order) for i, n in enumerate(ns)])
     dense = trunk(t.replace(layout=None))
     modes = [None, "groups", "padded" if order == "bidirectional" else "causal"]
@@ -77,10 +77,10 @@ def test_pack_and_unpack_are_the_identity(ns, max_len):
 
 
 @given(lengths, orders)
-def test_what_padding_holds_is_irrelevant(trunk, ns, order):
+def test_padding_content_is_irrelevant(trunk, ns, order):
     t = wt.Tokens.stack([sample(n, i, order) for i, n in enumerate(ns)])
-    hole = ~t.valid[..., None]
-    dirty = t.replace(x=t.x.masked_fill(hole, torch.nan), pos=t.pos.masked_fill(hole, torch.nan))
+    padding = ~t.valid[..., None]
+    dirty = t.replace(x=t.x.masked_fill(padding, torch.nan), pos=t.pos.masked_fill(padding, torch.nan))
     for layout in (t.layout, None):
         x = dirty.x.detach().requires_grad_()
         d = dirty.replace(x=x, valid=t.valid, layout=layout)
@@ -93,12 +93,12 @@ def test_what_padding_holds_is_irrelevant(trunk, ns, order):
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=5), orders)
-def test_batch_mates_are_irrelevant(trunk, ns, order):
-    mine = sample(ns[0], 100, order)
-    a = wt.Tokens.stack([mine] + [sample(n, i, order) for i, n in enumerate(ns[1:])])
-    b = wt.Tokens.stack([mine] + [sample(n, 50 + i, order) for i, n in enumerate(ns[1:])])
+def test_other_samples_of_the_batch_are_irrelevant(trunk, ns, order):
+    same = sample(ns[0], 100, order)
+    a = wt.Tokens.stack([same] + [sample(n, i, order) for i, n in enumerate(ns[1:])])
+    b = wt.Tokens.stack([same] + [sample(n, 50 + i, order) for i, n in enumerate(ns[1:])])
     close(trunk(a).x[0], trunk(b).x[0])
-    close(trunk(a).x[0, : ns[0]], trunk(mine).x[0])
+    close(trunk(a).x[0, : ns[0]], trunk(same).x[0])
 
 
 @st.composite
@@ -119,7 +119,7 @@ def test_gradients_flow_exactly_where_the_rule_says(trunk, row):
     g = torch.Generator().manual_seed(1)
     x = torch.randn(1, n, DIM, generator=g, requires_grad=True)
     t = wt.Tokens(x=x, valid=valid, block=block, segment=segment)
-    one_layer = trunk.blocks[:1]  # in one layer a token is reached directly or not at all
+    one_layer = trunk.blocks[:1]  # in one layer a token attends directly or not at all
     from worldtokens.backbone.attention import plan_attention
     from worldtokens.backbone.positions import rope_angles
 
@@ -141,7 +141,7 @@ def test_gradients_flow_exactly_where_the_rule_says(trunk, row):
 
 
 @pytest.mark.parametrize("layout", [None, wt.Layout.simple([0, 0, 3], "bidirectional")])
-def test_a_row_with_nothing_valid_gives_zeros(trunk, layout):
+def test_a_row_without_valid_tokens_gives_zeros(trunk, layout):
     x = torch.randn(3, 3, DIM).requires_grad_()
     valid = torch.tensor([[False] * 3, [False] * 3, [True] * 3])
     out = trunk(wt.Tokens(x=x, valid=valid, layout=layout))
@@ -169,26 +169,26 @@ def test_cat_keeps_order_and_is_associative(ns):
 
 
 def test_cat_sequential_makes_a_prefix(trunk):
-    """An image's tokens read each other, the text after it counts on and is not read by the image."""
-    picture, text = sample(4, 0), sample(3, 1, "causal")
-    t = wt.Tokens.cat(picture, text, sequential=True)
+    """An image's tokens attend to each other; the text after it is causal and hidden from the image."""
+    image, text = sample(4, 0), sample(3, 1, "causal")
+    t = wt.Tokens.cat(image, text, sequential=True)
     assert t.block[0].tolist() == [0, 0, 0, 0, 1, 2, 3]
     assert t.layout.order == "any"
     close(trunk(t).x, trunk(t.replace(layout=None)).x)
-    close(trunk(t).x[:, :4], trunk(picture).x)
+    close(trunk(t).x[:, :4], trunk(image).x)
 
 
-def test_cat_after_padding_reads_the_same(trunk):
+def test_cat_after_padding_equals_cat_without(trunk):
     a = wt.Tokens.stack([sample(4, 0), sample(2, 1)])
     b = wt.Tokens.stack([sample(3, 2), sample(3, 3)])
     t = wt.Tokens.cat(a, b)
-    assert t.layout is None  # holes in the middle of a row: the dense rule is used
+    assert t.layout is None  # padding in the middle of a row: the dense mask is used
     short = wt.Tokens.cat(sample(2, 1), sample(3, 3))
-    # t counts on inside each part only, so the short row's places are the same with and without the hole
+    # t restarts in each part, so positions are the same with and without the padding between
     close(trunk(t).x[1][t.valid[1]], trunk(short).x[0])
 
 
-def test_measured_finds_the_layout():
+def test_infer_layout_finds_the_layout():
     packed = wt.pack([sample(n, n) for n in (3, 2, 5)], 6)
     again = packed.replace(layout=None).infer_layout()
     assert again.layout.lengths == packed.layout.lengths
@@ -232,7 +232,7 @@ def test_select_takes_one_modality():
     assert t.select("audio").shape == (2, 0, 1)
 
 
-def test_a_third_partys_modality_needs_no_registry():
+def test_a_new_modality_needs_no_registry():
     assert wt.modality_id("midi") == wt.modality_id("midi") > 63
     assert wt.modality_id("midi") != wt.modality_id("lidar")
     assert wt.modality_id("midi") < 2**15
@@ -253,12 +253,12 @@ def test_ids_survive_joining():
     assert wt.pack([a, b], 5).ids.tolist() == [[7, 8, -1, -1, -1]]
 
 
-def test_too_long_a_sample_is_named():
+def test_a_sample_longer_than_a_row_raises():
     with pytest.raises(wt.InputError, match="sample 1 has 9 tokens and a packed row holds 8"):
         wt.pack([sample(3, 0), sample(9, 1)], 8)
 
 
-def test_a_mask_of_numbers_is_refused():
+def test_a_mask_that_is_not_bool_raises():
     with pytest.raises(ValueError, match="True = a real token"):
         wt.Tokens(torch.zeros(1, 2, 4), valid=torch.ones(1, 2))
     with pytest.raises(ValueError, match="expected \\(B, N, D\\)"):
@@ -267,7 +267,7 @@ def test_a_mask_of_numbers_is_refused():
         wt.Tokens(torch.zeros(1, 2, 4), segment=torch.zeros(1, 3))
 
 
-def test_to_moves_only_the_embeddings_type():
+def test_to_changes_the_dtype_of_embeddings_only():
     t = sample(3, 0).replace(ids=torch.tensor([[1, 2, 3]])).to(torch.bfloat16)
     assert t.x.dtype == torch.bfloat16
     assert t.pos.dtype == torch.float32
@@ -275,7 +275,7 @@ def test_to_moves_only_the_embeddings_type():
     assert t.valid.dtype == torch.bool
 
 
-def test_windows_and_cross_reading():
+def test_windows_and_cross_attention_by_hand():
     t = sample(5, 0, "causal")
     see = wt.visible(t, window=2)[0]
     assert see.int().tolist() == [
@@ -290,7 +290,7 @@ def test_windows_and_cross_reading():
 
 
 @given(lengths, st.integers(1, 4))
-def test_a_sliding_window_is_the_same_by_groups(ns, window):
+def test_a_sliding_window_equals_the_dense_mask(ns, window):
     torch.manual_seed(2)
     trunk = randomised(wt.Transformer(DIM, 1, 2, window=window)).eval()
     for order in ("causal", "bidirectional"):

@@ -1,4 +1,4 @@
-"""adaLN-zero: a plain DiT block, identity at the start, packed rows, all ways of plan."""
+"""adaLN-zero: parity with a plain DiT block, identity at initialisation, packed rows, all attention modes."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def batch(lengths, seed=0, dim=DIM):
 
 
 class PlainDiT(nn.Module):
-    """A DiT block with a cross-attention half, as it is written on paper; maps by torch's own attention."""
+    """A DiT block with cross-attention, with torch's own attention as the reference."""
 
     def __init__(self, block):
         super().__init__()
@@ -64,7 +64,7 @@ class PlainDiT(nn.Module):
         return x + gate * b.mlp.fc2(F.gelu(b.mlp.fc1(h)))
 
 
-def test_equals_a_plain_dit_with_a_modulated_last_norm():
+def test_equals_a_plain_dit_with_a_modulated_final_norm():
     """Outputs within 1e-5, and gradients of the condition within 1e-4."""
     trunk = randomised(wt.Transformer(DIM, 2, HEADS, cross=True, context_dim=WIDE, adaln=True))
     x, context, c = noise(3, 5, DIM), noise(3, 4, WIDE, seed=1), noise(3, DIM, seed=2)
@@ -91,7 +91,7 @@ def test_a_fresh_trunk_is_the_identity(norm):
 
 
 @pytest.mark.parametrize("mode", ["padded", "groups", "dense"])
-def test_every_way_of_reading_gives_each_sample_its_own_condition(mode):
+def test_every_mode_conditions_each_sample_on_its_own_vector(mode):
     trunk = randomised(wt.Transformer(DIM, 2, HEADS, adaln=True))
     lengths, c = (5, 2, 7, 2), noise(4, DIM, seed=9)
     tokens = batch(lengths)
@@ -113,7 +113,7 @@ def test_packed_rows_are_modulated_by_segment(mode):
 
 
 @pytest.mark.parametrize("mode", [None, "groups", "dense"])
-def test_a_condition_for_each_token_and_what_padding_holds(mode):
+def test_a_condition_per_token_may_be_nan_at_padding(mode):
     trunk = randomised(wt.Transformer(DIM, 2, HEADS, adaln=True))
     tokens, c = batch((5, 2)), noise(2, DIM, seed=9)
     each = c[:, None].expand(2, 5, DIM).clone()
@@ -122,7 +122,7 @@ def test_a_condition_for_each_token_and_what_padding_holds(mode):
     assert (out - trunk(tokens, condition=c).x).abs().max() < 1e-5
 
 
-def test_recomputing_and_a_cache_change_nothing():
+def test_gradient_checkpointing_and_a_cache_change_nothing():
     plain = randomised(wt.Transformer(DIM, 2, HEADS, adaln=True))
     saving = wt.Transformer(DIM, 2, HEADS, adaln=True, config={"gradient_checkpointing": True}).train()
     saving.load_state_dict(plain.state_dict())
@@ -138,7 +138,7 @@ def test_recomputing_and_a_cache_change_nothing():
     assert (torch.cat(parts, 1) - whole).abs().max() < 1e-5
 
 
-def test_off_by_default_and_refused_where_it_does_not_fit():
+def test_off_by_default_and_wrong_conditions_raise():
     plain = wt.Transformer(DIM, 1, HEADS)
     assert not any("adaln" in k for k in plain.state_dict())
     assert plain.blocks[0].norm1.weight is not None

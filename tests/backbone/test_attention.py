@@ -1,4 +1,4 @@
-"""Attention modes: equal to the dense rule in values and gradients, in half precision, without waiting for a device."""
+"""Attention modes: parity with the dense mask, half precision, no wait for a device."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ settings.load_profile("wt")
 @pytest.mark.parametrize("order", ["bidirectional", "causal"])
 @pytest.mark.parametrize("lengths", [(6, 6), (7, 4, 5)])
 def test_bfloat16_is_close_to_float32_with_and_without_gradients(order, lengths, tokens, randomise):
-    """Training in half precision on a CPU takes another path than inference: both are the same attention."""
+    """On a CPU, training in half precision uses another kernel than inference: both are close to float32."""
     torch.manual_seed(0)
     trunk = randomise(wt.Transformer(DIM, 2, HEADS))
     t = tokens(lengths, order)
@@ -38,8 +38,8 @@ def test_bfloat16_is_close_to_float32_with_and_without_gradients(order, lengths,
     st.sampled_from([None, 1, 3]),
     st.booleans(),
 )
-def test_every_mode_equals_the_dense_rule_backward_too(tokens, randomise, ns, order, window, packed):
-    """Padded and packed rows, prefixes, windows, grouped heads: outputs and all gradients of the dense mask's."""
+def test_every_mode_equals_the_dense_mask_with_gradients(tokens, randomise, ns, order, window, packed):
+    """Padded and packed rows, prefixes, windows, grouped heads: outputs and all gradients."""
     torch.manual_seed(0)
     trunk = randomise(wt.Transformer(DIM, 2, HEADS, rope=1, kv_heads=2, window=window))
     rows = [tokens((n,), "bidirectional" if order == "prefix" else order) for n in ns]
@@ -48,7 +48,7 @@ def test_every_mode_equals_the_dense_rule_backward_too(tokens, randomise, ns, or
     t = wt.pack(rows, 14) if packed else wt.Tokens.stack(rows)
     runs = []
     modes = ["dense", None]
-    if t.layout is not None:  # cat forgets it after an empty part
+    if t.layout is not None:  # cat drops it after an empty part
         modes.append("groups")
     if not packed and window is None and order != "prefix":
         modes.append("padded" if order == "bidirectional" else "causal")
@@ -67,8 +67,8 @@ def test_groups_need_a_layout(tokens):
         wt.Transformer(DIM, 1, HEADS)(tokens().replace(layout=None), mode="groups")
 
 
-def test_an_accelerator_is_never_waited_for(tokens):
-    """On the meta device a look into a tensor is an error: plans, contexts and cached steps do without."""
+def test_planning_never_waits_for_a_device(tokens):
+    """On the meta device reading a tensor raises: plans, contexts and cached steps do not need it."""
     trunk = wt.Transformer(DIM, 2, HEADS, rope=1, kv_heads=2, cross=True, window=5).to("meta")
     free = wt.Transformer(DIM, 1, HEADS).to("meta")
     context = tokens((4, 2, 3)).to("meta")

@@ -1,4 +1,4 @@
-"""Stepwise decoding: with the cache and without it the same numbers, whatever the rows hold."""
+"""KV cache: stepwise decoding equals one forward pass, whatever the rows hold."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def batch(lengths, seed=0, order="causal"):
 
 
 def cut(t, a, b):
-    """Places a to b of every row, as they are."""
+    """Tokens a to b of every row, with their numbering."""
     return wt.Tokens(**{k: v[:, a:b] if v is not None else None for k, v in t.fields().items()})
 
 
@@ -60,7 +60,7 @@ splits = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
 @st.composite
 def rows(draw):
-    """Rows in which each token's validity, segment and block may be anything, read in chunks."""
+    """Rows with arbitrary validity, segment and block per token, and a division into chunks."""
     sizes = draw(splits)
     b, n = draw(st.integers(1, 3)), sum(sizes)
     field = lambda low, high: torch.tensor(  # noqa: E731
@@ -71,9 +71,9 @@ def rows(draw):
 
 @given(name_of, rows(), st.sampled_from([None, 20]))
 def test_any_tokens_in_any_chunks(trunks, name, drawn, max_len):
-    """Left out, packed and prefix tokens alike: a chunk reads what the rule shows of all tokens so far.
+    """Padding, packed and prefix tokens: a chunk attends to all visible tokens so far.
 
-    A token already read is not updated by later ones, so blocks are made to rise from chunk to chunk.
+    Cached tokens are not updated by later ones, so blocks rise from chunk to chunk.
     """
     sizes, valid, segment, block = drawn
     chunk = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -95,8 +95,8 @@ def test_any_tokens_in_any_chunks(trunks, name, drawn, max_len):
 
 
 @given(name_of, st.lists(st.integers(1, 5), min_size=1, max_size=4), splits, st.booleans())
-def test_prompts_of_different_length_go_on_as_each_alone(trunks, name, lengths, steps, left):
-    """Batched prompts padded on either side, then chunks numbered on by the cache: each row as if it were alone."""
+def test_prompts_of_different_length_continue_as_each_alone(trunks, name, lengths, steps, left):
+    """Batched prompts padded on either side, then chunks offset by the cache: each row as if it were alone."""
     trunk = trunks[name]
     prompt = batch(lengths)
     if left:
@@ -118,10 +118,10 @@ def test_prompts_of_different_length_go_on_as_each_alone(trunks, name, lengths, 
 
 
 @given(name_of, st.integers(1, 4), st.integers(0, 5), splits)
-def test_a_prefix_read_together_then_text(trunks, name, pictures, words, steps):
-    """An image's tokens read each other, the words count on; the blocks in the cache decide."""
+def test_a_bidirectional_prefix_then_text(trunks, name, image, text, steps):
+    """An image's tokens attend to each other, the text is causal; the cached blocks decide."""
     trunk = trunks[name]
-    parts = [sample(pictures, 1, "bidirectional"), *([sample(words, 2)] if words else [])]
+    parts = [sample(image, 1, "bidirectional"), *([sample(text, 2)] if text else [])]
     prompt = wt.Tokens.cat(*parts, sequential=True)
     more = [sample(n, 10 + i) for i, n in enumerate(steps)]
     want = trunk(wt.Tokens.cat(prompt, *more, sequential=True).replace(layout=None)).x
@@ -132,8 +132,8 @@ def test_a_prefix_read_together_then_text(trunks, name, pictures, words, steps):
     close(torch.cat(got, 1), want)
 
 
-def test_one_query_against_five_keys_is_at_the_right_corner(trunks):
-    """The last token reads all five; with is_causal SDPA would show it the first alone."""
+def test_one_query_attends_to_all_cached_keys(trunks):
+    """The last token attends to all five; SDPA's is_causal would show it the first alone."""
     t = sample(5, 0)
     trunk = trunks["rope"]
     with torch.no_grad():
@@ -153,11 +153,11 @@ def test_the_common_step_needs_no_mask(trunks):
         assert step.pos[:, 0, 0].tolist() == [4, 4] and step.block.tolist() == [[4], [4]]
         plan = cache.plan(step)
         assert plan.mode == "full" and plan.mask is None and plan.cached
-        # numbered by hand the same is found by a look at the (CPU's) numbers
+        # the same for tokens numbered by hand, from the numbers on the CPU
         by_hand = batch((1, 1), 9)
         by_hand = by_hand.replace(block=by_hand.block + 5, layout=by_hand.layout)
         assert cache.copy().plan(by_hand).mode == "full"
-        # not so where a token reads less than all, or rows have holes
+        # but not if a token attends to a part of the cache, or rows have padding
         early = by_hand.replace(block=torch.zeros(2, 1, dtype=torch.int32), layout=by_hand.layout)
         assert cache.copy().plan(early).mode == "dense"
         other = by_hand.replace(segment=torch.ones(2, 1, dtype=torch.int32), layout=by_hand.layout)
@@ -183,13 +183,13 @@ def test_rows_selected_as_beam_search_does(trunks, name, chosen, ragged, max_len
         for i, row in enumerate(chosen):
             alone = wt.Tokens.cat(sample(int(prompt.valid[row].sum()), row), step[i], sequential=True)
             close(got[i : i + 1], trunk(alone).x[:, -1:])
-        # the copy went its own way
+        # the copy is independent
         again = trunk(kept.offset(batch((1, 1, 1), 30)), cache=kept).x
         alone = wt.Tokens.cat(sample(int(prompt.valid[1].sum()), 1), sample(1, 31), sequential=True)
         close(again[1:2], trunk(alone).x[:, -1:])
 
 
-def test_crop_takes_tokens_back(trunks):
+def test_crop_removes_the_last_tokens(trunks):
     trunk = trunks["llama"]
     t = sample(6, 0)
     with torch.no_grad():
@@ -238,7 +238,7 @@ def test_a_contexts_keys_are_computed_once(lengths, steps, ragged, known):
 
 
 def test_gradients_flow_through_a_cache(trunks):
-    """Not what it is for, but right: reading in two steps gives the gradients of reading at once."""
+    """Two cached steps give the gradients of one pass."""
     trunk = trunks["rope"]
     t = sample(5, 0)
     grads = []
@@ -271,7 +271,7 @@ def test_modes_may_change_between_steps(trunks):
     assert (got - want[:, 2:]).abs().max() < 0.1
 
 
-def test_what_padding_holds_is_irrelevant(trunks):
+def test_padding_content_is_irrelevant(trunks):
     trunk = trunks["rope"]
     prompt = batch((4, 2))
     hole = ~prompt.valid[..., None]
@@ -287,24 +287,24 @@ def test_what_padding_holds_is_irrelevant(trunks):
     close(outs[0], outs[1], 1e-7)
 
 
-def test_a_static_cache_takes_its_room_once(trunks):
+def test_a_static_cache_allocates_once(trunks):
     trunk = trunks["rope"]
     with torch.no_grad():
         cache, growing = trunk.cache(batch=1, max_len=40), trunk.cache(batch=1)
-        rooms, copies = set(), set()
+        addresses, sizes = set(), set()
         for i in range(40):
             trunk(cache.offset(sample(1, i)), cache=cache)
             trunk(growing.offset(sample(1, i)), cache=growing)
-            rooms.add(cache.layers[0].k.data.data_ptr())
-            copies.add(growing.layers[0].k.data.shape[1])
-        assert len(rooms) == 1 and cache.layers[0].k.data.shape == (1, 40, HEADS, DIM // HEADS)
-        assert len(copies) <= 3  # doubled, not copied at each step
+            addresses.add(cache.layers[0].k.data.data_ptr())
+            sizes.add(growing.layers[0].k.data.shape[1])
+        assert len(addresses) == 1 and cache.layers[0].k.data.shape == (1, 40, HEADS, DIM // HEADS)
+        assert len(sizes) <= 3  # doubled, not copied at each step
         with pytest.raises(ValueError, match="1 more tokens after 40 are more than max_len=40"):
             trunk(cache.offset(sample(1, 0)), cache=cache)
         assert cache.length == 40
 
 
-def test_what_doesnt_fit_names_the_remedy(trunks):
+def test_errors_name_the_remedy(trunks):
     trunk = trunks["rope"]
     with pytest.raises(ValueError, match="1 rows and this cache 2"):
         trunk(sample(2, 0), cache=trunk.cache(batch=2))

@@ -28,16 +28,16 @@ def graphs(batches, backend="eager", **options):
     return counters["stats"]["unique_graphs"]
 
 
-# the first has no axis of 3, as pos has: Dynamo takes axes of equal size for one
+# no axis of the first has the size 3, as that of pos: Dynamo would unify equal sizes
 RAGGED = [(5, 7, 2, 6), (11, 2), (4, 8, 9), (13, 13, 2, 4), (6, 17, 5), (21, 9, 20), (2, 6, 3)]
 
 
 @pytest.mark.parametrize("order", ["bidirectional", "causal"])
 def test_compiles_once_for_all_lengths(order, tokens):
-    """No graph breaks, and one graph each for whole and for padded rows, whatever their lengths and number."""
-    whole = [(tokens([n] * b, order),) for n, b in ((4, 5), (9, 2), (17, 3), (6, 5), (23, 2))]
+    """No graph breaks, and one graph each for full and for padded rows, whatever their lengths and number."""
+    full = [(tokens([n] * b, order),) for n, b in ((4, 5), (9, 2), (17, 3), (6, 5), (23, 2))]
     padded = [(tokens(ns, order),) for ns in RAGGED]
-    assert graphs([pair for both in zip(whole, padded, strict=False) for pair in both]) == 2
+    assert graphs([pair for both in zip(full, padded, strict=False) for pair in both]) == 2
 
 
 def test_compiles_once_for_all_masks(tokens):

@@ -1,4 +1,4 @@
-"""Cross-attention: torch's decoder, the one rule by every way of plan, contexts that are not there."""
+"""Cross-attention: parity with torch's decoder, all attention modes, missing contexts, attention maps."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def copy_layer(ref, block):
 @pytest.mark.parametrize("pre_norm", [True, False])
 @pytest.mark.parametrize("order", ["bidirectional", "causal"])
 def test_encoder_and_decoder_equal_torchs_transformer(pre_norm, order):
-    """Two Transformers are an encoder-decoder: max abs difference below 1e-5, padding on both sides, gradients too."""
+    """Encoder and decoder, padding on both sides: max abs difference below 1e-5, gradients too."""
     torch.manual_seed(0)
     ref = nn.Transformer(
         DIM, HEADS, 2, 2, 64, dropout=0.0, activation="gelu", norm_first=pre_norm, batch_first=True
@@ -82,20 +82,20 @@ def test_encoder_and_decoder_equal_torchs_transformer(pre_norm, order):
         for layer, block in zip(theirs.layers, ours.blocks, strict=True):
             copy_layer(layer, block)
         copy_linear(ours.norm, theirs.norm.weight, theirs.norm.bias)
-    source, words = batch((6, 3, 5)), batch((4, 7, 2), 10, order)
-    n = words.shape[1]
+    source, target = batch((6, 3, 5)), batch((4, 7, 2), 10, order)
+    n = target.shape[1]
     future = torch.ones(n, n).triu(1).bool() if order == "causal" else None
-    weight = torch.randn(words.shape)
+    weight = torch.randn(target.shape)
     want, got = [], []
     for way, out in (("theirs", want), ("ours", got), ("dense", got)):
-        a, b = source.x.clone().requires_grad_(), words.x.clone().requires_grad_()
+        a, b = source.x.clone().requires_grad_(), target.x.clone().requires_grad_()
         if way == "theirs":
             pads = {"src_key_padding_mask": ~source.valid, "memory_key_padding_mask": ~source.valid}
-            x = ref(a, b, tgt_mask=future, tgt_key_padding_mask=~words.valid, **pads)
-            x = x.masked_fill(~words.valid[..., None], 0)
+            x = ref(a, b, tgt_mask=future, tgt_key_padding_mask=~target.valid, **pads)
+            x = x.masked_fill(~target.valid[..., None], 0)
         else:
             mode = None if way == "ours" else "dense"
-            x = decoder(words.replace(x=b), context=encoder(source.replace(x=a), mode=mode), mode=mode).x
+            x = decoder(target.replace(x=b), context=encoder(source.replace(x=a), mode=mode), mode=mode).x
         out.append((x, *torch.autograd.grad((x * weight).sum(), (a, b))))
     for ours in got:
         close(want[0][0], ours[0])
@@ -112,7 +112,7 @@ def trunk():
 
 
 def run(trunk, tokens, context, mode=None):
-    """Output, and the gradients of its squares by tokens, context and all weights."""
+    """Output, and the gradients of its squared sum for tokens, context and all weights."""
     x, c = tokens.x.detach().requires_grad_(), context.x.detach().requires_grad_()
     out = trunk(tokens.replace(x=x), context=context.replace(x=c), mode=mode).x
     wanted = (x, c, *trunk.parameters())
@@ -132,7 +132,7 @@ orders = st.sampled_from(["bidirectional", "causal", "any"])
 
 
 @given(pairs, orders)
-def test_every_reading_equals_the_dense_rule(trunk, ns, order):
+def test_every_mode_equals_the_dense_mask(trunk, ns, order):
     tokens, context = batch([n for n, _ in ns], 0, order), batch([m for _, m in ns], 50, dim=WIDE)
     if order == "any" and tokens.shape[1]:
         block = (torch.arange(tokens.shape[1]) // 2).expand(tokens.shape[:2])
@@ -151,12 +151,12 @@ def test_every_reading_equals_the_dense_rule(trunk, ns, order):
 
 
 @given(pairs, st.sampled_from(["bidirectional", "causal"]), st.randoms())
-def test_packed_rows_read_their_own_context(trunk, ns, order, random):
-    """Samples packed on both sides, the contexts' in another order of segments, give what one by one gives."""
+def test_packed_rows_attend_to_their_own_context(trunk, ns, order, random):
+    """Samples packed on both sides, with segments in another order, equal single samples."""
     ns = [(n + 1, m) for n, m in ns]
-    words = [sample(n, i, order) for i, (n, _) in enumerate(ns)]
+    queries = [sample(n, i, order) for i, (n, _) in enumerate(ns)]
     sources = [sample(m, 50 + i, dim=WIDE) for i, (_, m) in enumerate(ns)]
-    packed = wt.pack(words, sum(n for n, _ in ns))
+    packed = wt.pack(queries, sum(n for n, _ in ns))
     assert len(packed) == 1
     order_of = list(range(len(ns)))
     random.shuffle(order_of)
@@ -167,12 +167,12 @@ def test_packed_rows_read_their_own_context(trunk, ns, order, random):
     dense = trunk(packed.replace(layout=None), context=row.replace(layout=None))
     fast = trunk(packed, context=row)
     close(fast.x, dense.x)
-    for got, one, source in zip(fast.unpack().split(), words, sources, strict=True):
+    for got, one, source in zip(fast.unpack().split(), queries, sources, strict=True):
         close(got.x, trunk(one, context=source).x)
 
 
 @given(pairs)
-def test_what_padding_of_either_side_holds_is_irrelevant(trunk, ns):
+def test_padding_content_of_either_side_is_irrelevant(trunk, ns):
     tokens, context = batch([n for n, _ in ns]), batch([m for _, m in ns], 50, dim=WIDE)
     dirty = []
     for t in (tokens, context):
@@ -188,8 +188,8 @@ def test_what_padding_of_either_side_holds_is_irrelevant(trunk, ns):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("mode", [None, "padded", "dense"])
-def test_a_row_with_nothing_to_read_gets_zeros(trunk, known, mode):
-    """An empty context, another segment, no places at all: the block does what it does without cross-attention."""
+def test_a_row_without_visible_context_gets_zeros(trunk, known, mode):
+    """An empty context, another segment, no tokens: the block equals one without cross-attention."""
     tokens = batch((3, 3))
     empty = batch((2, 0), 50, dim=WIDE)
     other = batch((2, 2), 50, dim=WIDE)
@@ -207,12 +207,12 @@ def test_a_row_with_nothing_to_read_gets_zeros(trunk, known, mode):
         if readable:
             close(out[:1], trunk(tokens[:1], context=one_row).x)
         plan = plan_attention(t, mode=mode, context=c)
-        x, read = plan.unpad(t.x), plan.cross.unpad(c.x)
-        got = plan.pad(block.cross(x, read, plan.cross))
+        x, keys = plan.unpad(t.x), plan.cross.unpad(c.x)
+        got = plan.pad(block.cross(x, keys, plan.cross))
         assert (got[1] == 0).all() and bool((got[0] != 0).all()) == readable
 
 
-def test_the_context_is_read_whatever_its_block(trunk):
+def test_the_contexts_block_is_ignored(trunk):
     tokens, context = batch((3,), order="causal"), batch((4,), 50, dim=WIDE)
     late = context.replace(block=torch.full((1, 4), 99), layout=context.layout)
     close(trunk(tokens, context=context).x, trunk(tokens, context=late).x, 1e-7)
@@ -220,7 +220,7 @@ def test_the_context_is_read_whatever_its_block(trunk):
     assert ((trunk(tokens, context=context).x - trunk(tokens, context=moved).x).abs().amax(-1) > 1e-3).all()
 
 
-def test_ways_chosen_without_looking(trunk):
+def test_modes_are_chosen_from_the_layout(trunk):
     whole, ragged = batch((3, 3)), batch((2, 3))
     context, short = batch((4, 4), dim=WIDE), batch((4, 2), dim=WIDE)
     modes = lambda t, c: (lambda r: (r.mode, r.cross.mode))(plan_attention(t, context=c))  # noqa: E731
@@ -256,7 +256,7 @@ def test_cross_attention_equals_the_plain_formula(options):
     close(got, cross.proj(torch.cat(heads, -1)))
 
 
-def test_training_reaches_every_weight_and_checkpointing_changes_none():
+def test_gradients_reach_every_weight_with_and_without_checkpointing():
     torch.manual_seed(0)
     trunks = [
         wt.Transformer(DIM, 2, HEADS, cross=True, config={"gradient_checkpointing": c}) for c in (False, True)
@@ -276,7 +276,7 @@ def test_save_and_load(tmp_path, trunk):
     assert torch.equal(again(tokens, context=context).x, trunk(tokens, context=context).x)
 
 
-def test_what_doesnt_fit_names_the_remedy(trunk):
+def test_errors_name_the_remedy(trunk):
     tokens, context = batch((3,)), batch((2,), dim=WIDE)
     with pytest.raises(ValueError, match="got no context"):
         trunk(tokens)
@@ -295,7 +295,7 @@ def test_what_doesnt_fit_names_the_remedy(trunk):
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 1, "qk_norm": True, "window": 2, "rope": 1}])
 def test_attention_maps_are_the_plain_formula(known, options):
-    """The recorded weights give the block's output: weights times values, whatever way it was read in."""
+    """Recorded weights times values give the block's output in every attention mode."""
     torch.manual_seed(0)
     trunk = randomised(wt.Transformer(DIM, 1, HEADS, cross=True, context_dim=WIDE, **options)).eval()
     tokens, context = batch((4, 2, 3), order="causal"), batch((2, 5, 0), 50, dim=WIDE)
@@ -318,9 +318,9 @@ def test_attention_maps_are_the_plain_formula(known, options):
     close(got[tokens.valid], plan.pad(seen["own"][2])[tokens.valid])
     v = block.cross.keys_values(context.x)[1].repeat_interleave(HEADS // block.cross.kv_heads, 2)
     got = block.cross.proj(torch.einsum("bhnk,bkhe->bnhe", cross, v).flatten(2))
-    reads = tokens.valid & context.valid.any(1, keepdim=True)
-    close(got[reads], plan.pad(seen["cross"][2])[reads])
-    # zeros exactly where the rule shows nothing, and each token's weights sum to 1
+    attending = tokens.valid & context.valid.any(1, keepdim=True)
+    close(got[attending], plan.pad(seen["cross"][2])[attending])
+    # zeros exactly where the rule hides the key, and each token's weights sum to 1
     for weights, rule in (
         (own, wt.visible(tokens, window=trunk.cfg.window)),
         (cross, wt.visible(tokens, context)),
@@ -333,7 +333,7 @@ def test_attention_maps_are_the_plain_formula(known, options):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in trunk.modules())
 
 
-def test_a_words_map_over_a_picture_shows_the_patch_it_resembles():
+def test_a_text_tokens_map_over_an_image_peaks_at_the_matching_patch():
     trunk = wt.Transformer(DIM, 1, 1, cross=True)
     cross = trunk.blocks[0].cross
     with torch.no_grad():
@@ -341,12 +341,12 @@ def test_a_words_map_over_a_picture_shows_the_patch_it_resembles():
             layer.weight.zero_()
         cross.q.weight.copy_(torch.eye(DIM))
         cross.kv.weight.copy_(torch.eye(DIM).repeat(2, 1))
-    picture = batch((9, 9), 50)
-    picture = picture.replace(x=nn.functional.layer_norm(picture.x, (DIM,)))
+    image = batch((9, 9), 50)
+    image = image.replace(x=nn.functional.layer_norm(image.x, (DIM,)))
     patches = torch.tensor([[3, 0, 8], [1, 1, 5]])
-    words = wt.Tokens(picture.x.gather(1, patches[..., None].expand(-1, -1, DIM)))
+    text = wt.Tokens(image.x.gather(1, patches[..., None].expand(-1, -1, DIM)))
     with wt.attention_maps(trunk) as maps:
-        trunk(words, context=picture)
+        trunk(text, context=image)
     assert torch.equal(maps.cross[0][:, 0].argmax(-1), patches)
 
 

@@ -1,4 +1,4 @@
-"""FlexAttention's way of plan, uncompiled on a CPU, against the dense rule."""
+"""FlexAttention, uncompiled on a CPU, against the dense mask."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def rows(ns, order):
     st.booleans(),
     st.booleans(),
 )
-def test_flex_equals_the_dense_rule(ns, order, window, packed, narrow):
+def test_flex_equals_the_dense_mask(ns, order, window, packed, narrow):
     torch.manual_seed(0)
-    heads = 4 if narrow else 2  # 8 or 16 wide
+    heads = 4 if narrow else 2  # head_dim 8 or 16
     trunk = wt.Transformer(DIM, 2, heads, rope=1, kv_heads=2, window=window).eval()
     parts = rows(ns, order)
     t = wt.pack(parts, 150) if packed else wt.Tokens.stack(parts)
@@ -50,7 +50,7 @@ def test_flex_equals_the_dense_rule(ns, order, window, packed, narrow):
     assert (a - b).abs().max() < 1e-5
 
 
-def test_the_mask_is_kept_where_lengths_say_all_and_not_where_blocks_do():
+def test_the_mask_is_cached_where_the_layout_determines_it():
     t = wt.pack(rows([3, 40, 60], "causal"), 110)
     again = wt.pack(rows([3, 40, 60], "causal"), 110)
     assert plan_attention(t, mode="flex").mask is plan_attention(again, mode="flex").mask
@@ -58,15 +58,15 @@ def test_the_mask_is_kept_where_lengths_say_all_and_not_where_blocks_do():
     assert plan_attention(mixed, mode="flex").mask is not plan_attention(mixed, mode="flex").mask
 
 
-def test_blocks_that_nobody_reads_are_left_out():
-    """Four samples of 128 in one row: 4 of 16 blocks are read; left to right over 512 tokens: 10."""
+def test_blocks_without_visible_pairs_are_skipped():
+    """Four samples of 128 in one row: 4 of 16 blocks are computed; causal over 512 tokens: 10."""
     t = wt.pack(rows([128] * 4, "bidirectional"), 512)
     assert int(flex.block_mask(t).to_dense().sum()) == 4
     one = wt.pack(rows([512], "causal"), 512)
     assert int(flex.block_mask(one).to_dense().sum()) == 10
 
 
-def test_it_is_chosen_on_a_cuda_device_for_long_rows_alone():
+def test_flex_is_chosen_on_cuda_for_long_rows_alone():
     import types
 
     from worldtokens.backbone.attention import _choose

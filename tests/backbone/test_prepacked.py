@@ -1,4 +1,4 @@
-"""Weights in blocks for decoding: the same numbers, the model untouched, plain where packing does not apply."""
+"""Prepacked weights for decoding: the same numbers, the model unchanged, plain layers where prepacking does not apply."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ NEEDS = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="thi
 
 
 @pytest.fixture(autouse=True)
-def small_ones_too(monkeypatch):
+def prepack_small_layers(monkeypatch):
     monkeypatch.setattr(module, "MIN_WEIGHTS", 1)
 
 
@@ -23,7 +23,7 @@ def trunk():
 
 @NEEDS
 @pytest.mark.parametrize("rows", [2, 8, 32])
-def test_the_twin_gives_the_same_numbers_and_the_model_is_as_it_was(rows):
+def test_the_copy_gives_the_same_numbers_and_the_model_is_unchanged(rows):
     own = trunk()
     names, kinds = list(own.state_dict()), [type(m) for m in own.modules()]
     twin = prepacked(own, rows, 100)
@@ -39,7 +39,7 @@ def test_the_twin_gives_the_same_numbers_and_the_model_is_as_it_was(rows):
             outs = [m(c.offset(one), cache=c).x for m, c in zip((own, twin), caches, strict=True)]
             assert (outs[0] - outs[1]).abs().max() < 1e-5
     own.train()
-    own(tokens).x.sum().backward()  # and it learns on
+    own(tokens).x.sum().backward()  # and it can be trained further
 
 
 @NEEDS
@@ -53,14 +53,14 @@ def test_a_later_generation_sees_changed_weights():
             p.add_(torch.randn_like(p) * 0.3)
     after = model.continuations(prompts, 16)
     assert before != after
-    assert after == [model.continuations([p], 16)[0] for p in prompts]  # one row is not packed
+    assert after == [model.continuations([p], 16)[0] for p in prompts]  # one row is not prepacked
 
 
-def test_where_it_does_not_apply_the_module_itself_is_given(monkeypatch):
+def test_where_it_does_not_apply_the_module_itself_is_returned(monkeypatch):
     own = trunk()
     assert prepacked(own, 1, 100) is own and prepacked(own, 64, 100) is own and prepacked(own, 8, 2) is own
     monkeypatch.setattr(module, "MIN_WEIGHTS", 1 << 18)
-    assert prepacked(own, 8, 100) is own  # its maps are too small to gain
+    assert prepacked(own, 8, 100) is own  # its layers are too small
     monkeypatch.setattr(module, "MIN_WEIGHTS", 1)
     half = trunk().bfloat16()
     assert prepacked(half, 8, 100) is half
@@ -71,14 +71,14 @@ def test_where_it_does_not_apply_the_module_itself_is_given(monkeypatch):
 
 
 @NEEDS
-def test_a_linear_map_that_someone_listens_to_is_left_alone():
+def test_a_linear_layer_with_a_hook_is_not_prepacked():
     own = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    heard = []
-    own[1].register_forward_hook(lambda *a: heard.append(1))
+    calls = []
+    own[1].register_forward_hook(lambda *a: calls.append(1))
     twin = prepacked(own, 4, 100)
     assert isinstance(twin[0], PrepackedLinear) and twin[1] is own[1]
     twin(torch.randn(4, 8))
-    assert heard
+    assert calls
     x, weight, bias = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6)
     for rows in (1, 4):
         out = prepacked_linear(weight, bias, rows, 100)(x)

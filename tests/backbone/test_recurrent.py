@@ -1,4 +1,4 @@
-"""Recurrent trunks: torch's own layers on single samples, and the promises of the one rule."""
+"""Recurrent trunks: parity with torch's layers on single samples, and the rule of visibility."""
 
 import pytest
 import torch
@@ -51,8 +51,8 @@ lengths = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 @pytest.mark.parametrize("kind", TORCHS)
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_equal_to_torchs_own(kind, both, depth):
-    """A padded batch against torch's layer on each sample: below 1e-5, gradients of input and weights too."""
+def test_equal_to_torchs_layers(kind, both, depth):
+    """A padded batch against torch's layer on each sample: differences below 1e-5, gradients too."""
     trunk = make(kind, both, depth)
     width = DIM // 2 if both else DIM
     ref = TORCHS[kind](DIM, width, depth, batch_first=True, bidirectional=both)
@@ -74,7 +74,7 @@ def test_equal_to_torchs_own(kind, both, depth):
 
 
 def test_an_lstm_by_hand(trunks):
-    """The gates written out, Hochreiter and Schmidhuber's cell with a forget gate."""
+    """The equations of Hochreiter and Schmidhuber's cell with a forget gate."""
     trunk = make("lstm", depth=1)
     p = dict(trunk.rnn.named_parameters())
     t = sample(4, 0)
@@ -108,7 +108,7 @@ def test_packed_rows_equal_one_by_one(trunks, which, ns, max_len):
 
 
 @given(which, lengths)
-def test_what_padding_holds_is_irrelevant(trunks, which, ns):
+def test_padding_content_is_irrelevant(trunks, which, ns):
     trunk = trunks[which]
     t = batch(ns)
     hole = ~t.valid[..., None]
@@ -123,7 +123,7 @@ def test_what_padding_holds_is_irrelevant(trunks, which, ns):
 
 @given(st.sampled_from(sorted(TORCHS)), st.data())
 def test_holes_segments_and_blocks_in_any_order(trunks, kind, data):
-    """Each segment's valid tokens by themselves, from the lowest block up, left to right in a block."""
+    """Each segment's valid tokens separately, in order of blocks, left to right inside a block."""
     trunk, n = trunks[kind, False], data.draw(st.integers(1, 7))
     field = lambda high: torch.tensor([data.draw(st.lists(st.integers(0, high), min_size=n, max_size=n))])  # noqa: E731
     t = wt.Tokens(sample(n, 0).x, valid=field(1).bool(), segment=field(1), block=field(2))
@@ -137,7 +137,7 @@ def test_holes_segments_and_blocks_in_any_order(trunks, kind, data):
 
 
 @pytest.mark.parametrize("kind", TORCHS)
-def test_a_token_never_reads_what_the_rule_hides(trunks, kind):
+def test_a_token_never_depends_on_hidden_tokens(trunks, kind):
     trunk = trunks[kind, False]
     x = sample(6, 0).x.requires_grad_()
     t = wt.Tokens(
@@ -148,11 +148,11 @@ def test_a_token_never_reads_what_the_rule_hides(trunks, kind):
     see = wt.visible(t)[0]
     out = trunk(t).x
     for i in range(6):
-        read = torch.autograd.grad(out[0, i].sum(), x, retain_graph=True)[0][0].abs().sum(-1) > 0
-        assert read[i] and not (read & ~see[i]).any()
+        used = torch.autograd.grad(out[0, i].sum(), x, retain_graph=True)[0][0].abs().sum(-1) > 0
+        assert used[i] and not (used & ~see[i]).any()
 
 
-def test_bidirectional_reads_only_what_is_read_together(trunks):
+def test_a_bidirectional_trunk_accepts_bidirectional_tokens_only(trunks):
     trunk = trunks["gru", True]
     for t in (
         sample(3, 0, "causal"),
@@ -176,8 +176,8 @@ def test_bidirectional_reads_only_what_is_read_together(trunks):
     st.lists(st.integers(0, 4), min_size=1, max_size=4),
     st.lists(st.integers(1, 3), min_size=1, max_size=4),
 )
-def test_stepwise_equals_at_once(trunks, kind, ns, steps):
-    """Prompts of different length, then chunks: each row as if it were alone and read at once."""
+def test_stepwise_equals_one_pass(trunks, kind, ns, steps):
+    """Prompts of different length, then chunks: each row equals one pass over it alone."""
     trunk = trunks[kind, False]
     prompt, more = (
         batch(ns, 0, "causal"),
@@ -196,14 +196,14 @@ def test_stepwise_equals_at_once(trunks, kind, ns, steps):
             alone = wt.Tokens.cat(sample(n, i, "causal"), *(t[i] for t in more), sequential=True)
             wanted.append(trunk(alone.replace(layout=None)).x[0])
             close(torch.cat([o.x[i][o.valid[i]] for o in out]), wanted[-1])
-        # rows chosen as beam search does; the copy has not moved
+        # rows selected as in beam search; the copy is unchanged
         rows = [len(ns) - 1, 0, 0]
         again = trunk(kept.select(rows).offset(more[-1][rows]), cache=kept).x
         for i, row in enumerate(rows):
             close(again[i], wanted[row][-steps[-1] :])
 
 
-def test_a_new_segment_starts_anew(trunks):
+def test_a_new_segment_starts_from_the_initial_state(trunks):
     trunk = trunks["lstm", False]
     a, b = sample(3, 0), sample(2, 1)
     other = b.replace(segment=torch.ones(1, 2), layout=b.layout)
@@ -212,7 +212,7 @@ def test_a_new_segment_starts_anew(trunks):
         trunk(a, cache=cache)
         close(trunk(other, cache=cache.copy()).x, trunk(b).x)
         assert (trunk(b, cache=cache).x - trunk(b).x).abs().max() > 1e-2
-        # a packed row leaves the state of its last sample
+        # the state of a packed row is that of its last sample
         packed = wt.pack([a, b], 5)
         cache = trunk.cache(batch=1)
         trunk(packed, cache=cache)
@@ -221,14 +221,14 @@ def test_a_new_segment_starts_anew(trunks):
         )
 
 
-def test_a_fresh_lstm_remembers(trunks):
+def test_initial_biases_of_an_lstm(trunks):
     """Jozefowicz et al. 2015: the forget gate's bias starts at 1, every other at 0."""
     rnn = wt.Recurrent("lstm", DIM).rnn
     bias = rnn.bias_ih_l0 + rnn.bias_hh_l0
     assert bias.tolist() == [0.0] * DIM + [1.0] * DIM + [0.0] * 2 * DIM
 
 
-def test_takes_the_transformers_place(tmp_path, trunks):
+def test_replaces_a_transformer(tmp_path, trunks):
     torch.manual_seed(0)
     for kind, both in trunks:
         trunk = wt.Recurrent(kind, dim=DIM, depth=2, bidirectional=both, dropout=0.1)
@@ -241,7 +241,7 @@ def test_takes_the_transformers_place(tmp_path, trunks):
         assert torch.equal(wt.load(tmp_path / f"{kind}{both}")(t).x, trunk.eval()(t).x)
 
 
-def test_what_doesnt_fit_names_the_remedy(trunks):
+def test_errors_name_the_remedy(trunks):
     with pytest.raises(ValueError, match="expected one of"):
         wt.Recurrent("transformer", DIM)
     with pytest.raises(ValueError, match="divides it"):

@@ -1,4 +1,4 @@
-"""The resampler: latents read by the one rule, alone or packed, and nothing leaks."""
+"""The Perceiver resampler: parity with its formula, packed rows, no leak between samples."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def sample(n: int, seed: int = 0) -> wt.Tokens:
 
 
 def by_hand(model: wt.Resampler, x: torch.Tensor) -> torch.Tensor:
-    """One sample (n, D), written out with plain matrix products."""
+    """The resampler for one sample (n, D), in plain matrix products."""
 
     def heads_of(t):
         return t.view(len(t), 2, -1).transpose(0, 1)  # (H, n, E)
@@ -41,14 +41,14 @@ def by_hand(model: wt.Resampler, x: torch.Tensor) -> torch.Tensor:
     return model.norm(latents)
 
 
-def test_equals_the_same_thing_written_out(resampler):
+def test_equals_the_plain_formula(resampler):
     t = sample(7)
     out = resampler(t)
     assert out.shape == (1, 4, DIM) and bool(out.valid.all())
     assert (out.x[0] - by_hand(resampler, t.x[0])).abs().max() < 1e-5
 
 
-def test_a_batch_and_a_pack_give_what_one_by_one_gives(resampler):
+def test_batched_and_packed_samples_equal_single_ones(resampler):
     items = [sample(n, seed=n) for n in (7, 2, 5, 1, 9)]
     alone = torch.cat([resampler(t).x for t in items])
     padded = resampler(wt.Tokens.stack(items))
@@ -57,18 +57,18 @@ def test_a_batch_and_a_pack_give_what_one_by_one_gives(resampler):
     assert len(packed) < 5
     out = resampler(packed)
     assert [len(r) for r in out.layout.lengths] == [len(r) for r in packed.layout.lengths]
-    blind = resampler(packed.replace(layout=None))  # the samples are then found in the tensors
+    found = resampler(packed.replace(layout=None))  # the samples are found in the tensors
     back = out.unpack()
     assert len(back) == 5
-    for got in (padded.x, back.x, out.replace(x=blind.x).unpack().x):
+    for got in (padded.x, back.x, out.replace(x=found.x).unpack().x):
         assert (got - alone).abs().max() < 1e-5
-    assert torch.equal(blind.valid, out.valid) and torch.equal(
-        blind.segment[out.valid], out.segment[out.valid]
+    assert torch.equal(found.valid, out.valid) and torch.equal(
+        found.segment[out.valid], out.segment[out.valid]
     )
     assert (out.pool("mean") - alone.mean(1)).abs().max() < 1e-5
 
 
-def test_latents_keep_their_sample_s_segment_number(resampler):
+def test_latents_keep_the_segment_number_of_their_sample(resampler):
     x = torch.randn(1, 5, DIM)
     segment = torch.tensor([[7, 7, 3, 3, 3]])
     for layout in (None, wt.Layout(((2, 3),), "bidirectional")):
@@ -78,20 +78,20 @@ def test_latents_keep_their_sample_s_segment_number(resampler):
         assert (out.x[0, 4:] - by_hand(resampler, x[0, 2:])).abs().max() < 1e-5
 
 
-def test_what_padding_holds_and_the_other_sample_change_nothing(resampler):
+def test_padding_content_and_other_samples_are_irrelevant(resampler):
     packed = wt.pack([sample(3), sample(4, 1), sample(6, 2)], 8)
     ref = resampler(packed)
     x = torch.where(packed.valid[..., None], packed.x, torch.full_like(packed.x, float("nan")))
     assert torch.equal(resampler(packed.replace(x=x)).x, ref.x)
     x = packed.x.clone()
-    x[0, :3, 0] += 1.0  # one channel: the norm before the keys takes away what all share
+    x[0, :3, 0] += 1.0  # one channel: the norm before the keys removes a common offset
     moved = resampler(packed.replace(x=x)).x
     assert (moved[0, 4:8] - ref.x[0, 4:8]).abs().max() < 1e-6
     assert (moved[0, :4] - ref.x[0, :4]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("with_layout", [True, False])
-def test_a_sample_with_nothing_valid_gives_zeros_and_finite_gradients(resampler, with_layout):
+def test_a_sample_without_valid_tokens_gives_zeros_and_finite_gradients(resampler, with_layout):
     x = torch.full((2, 3, DIM), float("nan"))
     x[0] = 1.0
     x.requires_grad_()
@@ -105,12 +105,12 @@ def test_a_sample_with_nothing_valid_gives_zeros_and_finite_gradients(resampler,
     assert all(p.grad.isfinite().all() for p in resampler.parameters())
 
 
-def test_no_token_at_all(resampler):
+def test_rows_without_tokens(resampler):
     out = resampler(wt.Tokens(x=torch.zeros(2, 0, DIM)))
     assert out.shape == (2, 4, DIM) and not out.valid.any() and not out.x.any()
 
 
-def test_tokens_of_another_width_are_read_or_refused():
+def test_tokens_of_another_width_need_context_dim():
     torch.manual_seed(0)
     wide = wt.Resampler(DIM, latents=3, depth=1, heads=4, context_dim=24)
     assert wide(wt.Tokens(x=torch.randn(2, 5, 24))).shape == (2, 3, DIM)
@@ -120,7 +120,7 @@ def test_tokens_of_another_width_are_read_or_refused():
         wt.Resampler(DIM, latents=0)
 
 
-def test_its_tokens_fit_a_trunk_and_gradients_reach_every_weight(resampler):
+def test_its_tokens_are_valid_input_of_a_trunk_and_gradients_reach_every_weight(resampler):
     tokens = wt.pack([sample(3), sample(4, 1), sample(6, 2)], 8)
     out = wt.Transformer(DIM, 1, 2)(resampler(tokens))
     assert set(out.modality[out.valid].tolist()) == {modality_id("latents")}
@@ -135,8 +135,8 @@ def test_save_and_load(resampler, tmp_path):
     assert torch.equal(wt.load(tmp_path / "r")(t).x, resampler(t).x)
 
 
-def test_it_learns_to_count_what_one_latent_can_see():
-    """The latents must really read: the mean of the tokens is recovered far better than by guessing."""
+def test_training_recovers_the_mean_of_the_tokens():
+    """The error is far below that of a constant prediction."""
     torch.manual_seed(0)
     model = wt.Resampler(DIM, latents=2, depth=1, heads=2)
     head = torch.nn.Linear(DIM, DIM)

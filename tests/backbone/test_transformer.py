@@ -1,4 +1,4 @@
-"""The trunk against torch's own layers, and what its options promise."""
+"""The Transformer: parity with torch's layers and plain formulas, its options, its errors."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_equal_to_torchs_encoder_layer(pre_norm, order, tokens, randomise):
 
 
 def plain_attention(attn, x, see, rope):
-    """The formula, head by head, in a loop: the slow twin of `Attention`."""
+    """The formula of `Attention`, head by head in a loop."""
     b, n, _ = x.shape
     h, kv, e = attn.heads, attn.kv_heads, attn.head_dim
     qkv = attn.qkv(x)
@@ -77,9 +77,9 @@ def plain_attention(attn, x, see, rope):
 
 
 def plain_rope(pos, axes, theta=10000.0):
-    """Complex multiplication, pair by pair: the slow twin of `rotate`."""
+    """The formula of `apply_rope`: complex multiplication, pair by pair."""
 
-    def turn(x):
+    def rotate(x):
         e = x.shape[-1]
         pairs = e // 2 // axes
         out = x.clone()
@@ -92,7 +92,7 @@ def plain_rope(pos, axes, theta=10000.0):
                 out[..., i], out[..., i + e // 2] = z.real, z.imag
         return out
 
-    return turn
+    return rotate
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def plain_mlp(mlp, x, activation):
     return mlp.fc2(0.5 * h * (1 + torch.erf(h / 2**0.5)))
 
 
-def test_rope_depends_on_distance_only(tokens, randomise):
+def test_rope_depends_on_relative_positions_only(tokens, randomise):
     torch.manual_seed(0)
     trunk = randomise(wt.Transformer(DIM, 2, 2, rope=3)).eval()
     t = tokens()
@@ -157,11 +157,11 @@ def test_checkpointing_changes_no_gradient(order, tokens, randomise):
         assert torch.equal(a.grad, b.grad)
 
 
-def test_drop_path_leaves_out_whole_samples(tokens):
+def test_drop_path_drops_whole_samples(tokens):
     torch.manual_seed(0)
     trunk = wt.Transformer(DIM, 2, HEADS, drop_path=0.5, config={"final_norm": False}).train()
     t = wt.Tokens.stack([tokens((6, 4)), tokens((5, 6, 3))])
-    block = trunk.blocks[1]  # the last one drops at the full rate
+    block = trunk.blocks[1]  # the last block has the full probability
     from worldtokens.backbone.attention import plan_attention
 
     plan = plan_attention(t)
@@ -178,7 +178,7 @@ def test_drop_path_leaves_out_whole_samples(tokens):
     assert torch.equal(block.eval()._drop(x, plan), x)
 
 
-def test_mean_of_drop_path_is_the_whole():
+def test_drop_path_keeps_the_mean():
     torch.manual_seed(0)
     block = wt.Transformer(DIM, 2, HEADS, drop_path=0.25).train().blocks[1]
     from worldtokens.backbone.attention import AttentionPlan
@@ -208,7 +208,7 @@ def test_named_sizes():
         ({"dim": 32, "depth": 1, "heads": 4, "drop_path": 1.0}, "drop_path"),
     ],
 )
-def test_wrong_settings_are_named(args, message):
+def test_wrong_settings_raise(args, message):
     with pytest.raises(ValueError, match=message):
         wt.Transformer(**args)
 
