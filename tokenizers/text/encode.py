@@ -71,7 +71,7 @@ class IdEncoder:
             texts = [NORMALIZERS[self.normalize](t) for t in texts]
         try:
             rows = [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except Exception as e:  # Rust raises a plain one; of a lone surrogate it says only TypeError
+        except Exception as e:  # Rust raises a plain one; for a lone surrogate only a TypeError
             for i, t in enumerate(texts):
                 read_text(t, f"text {i} of the batch")
             raise InputError(f"the vocabulary cannot encode these texts ({e}): {texts[0]!r:.40} ...") from e

@@ -35,7 +35,7 @@ class PairTokenizer(TextTokenizer):
         num_embeddings: rows of the embedding. None: the size of the vocabulary; a published model may have more.
 
     Raises:
-        InputError: a setting is out of range, or as `TextTokenizer` says.
+        InputError: a setting is out of range, or as in `TextTokenizer`.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class PairTokenizer(TextTokenizer):
             real = batch["ids"].cpu() != self.pad_id
         else:
             return batch
-        behind = real.int().flip(1).argmax(1).masked_fill(~real.any(1), ids.shape[1])
-        batch["lengths"] = tuple((ids.shape[1] - behind).tolist())
+        trailing = real.int().flip(1).argmax(1).masked_fill(~real.any(1), ids.shape[1])
+        batch["lengths"] = tuple((ids.shape[1] - trailing).tolist())
         return batch
 
 

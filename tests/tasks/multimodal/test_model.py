@@ -203,7 +203,7 @@ def test_invalid_rows_and_settings_raise(
     ):
         with pytest.raises(wt.InputError, match=message):
             m.collate([m.read(row)])
-    with pytest.raises(wt.InputError, match="the chat template wrote 0 of 1 media"):
+    with pytest.raises(wt.InputError, match="the chat template rendered 0 of 1 media"):
         wt.MultimodalLM(
             make_language_model(),
             {"image": make_image_tokenizer()},

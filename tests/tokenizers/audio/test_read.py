@@ -210,7 +210,7 @@ def test_arrays_that_are_no_audio_raise(name):
 
 
 def test_sources_that_are_no_audio_raise(tmp_path):
-    (tmp_path / "text.wav").write_text("not a sound\n" * 50)
+    (tmp_path / "text.wav").write_text("no audio\n" * 50)
     (tmp_path / "empty.wav").write_bytes(b"")
     png = b"\x89PNG\r\n\x1a\n" + bytes(50)
     for source in (

@@ -66,7 +66,7 @@ def test_lengths_equal_the_published_formulas():
     mel, fbank = LogMel(), Fbank()
     assert [mel.frames(i) for i in (1, 7, 159, 160, 368, 799, 800, 801)] == [1, 1, 1, 1, 2, 4, 5, 5]
     assert [fbank.frames(i) for i in (1, 7, 400, 559, 560, 799, 800, 801)] == [1, 1, 1, 1, 2, 3, 3, 3]
-    # the longest sound of so many frames: one sample more is a frame more
+    # the longest waveform of so many frames: one hop more is one frame more
     for front in (mel, fbank):
         for frames in (1, 2, 77):
             n = front.samples(frames)
@@ -84,7 +84,7 @@ def test_positions_count_time_and_frequency(chirp):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokenizer_contract(chirp, kind):
-    # a click in a second of silence, brought to variance 1, is beyond bfloat16
+    # a click in one second of silence, normalised to variance 1, exceeds the precision of bfloat16
     lengths = (
         (16_000, 9_000, 12_345)
         if kind == "waveform of fixed length"
