@@ -111,7 +111,7 @@ def linear_pairs(
         log: called with a line on the chosen hyper-parameters.
 
     Returns:
-        The metrics of `tasks.metrics.retrieval.between` for every ordered pair, and ``"mean/R@10"``.
+        The metrics of `tasks.metrics.retrieval.retrieval_metrics` for every ordered pair, and ``"mean/R@10"``.
     """
     out: dict[str, float] = {}
     for a, b in itertools.combinations(train, 2):

@@ -118,7 +118,7 @@ def test_wrong_settings_raise():
     for options, match in (
         ({"max_positions": 4}, "max_positions=4"),
         ({"pair": "gpt"}, "pair is 'gpt'"),
-        ({"rows": 5}, "rows=5"),
+        ({"num_embeddings": 5}, "num_embeddings=5"),
     ):
         with pytest.raises(wt.InputError, match=match):
             pair_tokenizer(**options)
