@@ -1,4 +1,4 @@
-"""From files to vectors: hashing and reading in threads, then batches through the model."""
+"""Embedding of files: hashing and reading in threads, then batches through the model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from worldtokens.data.files import EXTENSIONS, File, Skipped, content_hash
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 
-FRESH_NS = (
-    2_000_000_000  # a file this young may change again within its time stamp's grain: trust its hash only
-)
+# a younger file may change again within the resolution of its time stamp, so its hash alone is compared
+FRESH_NS = 2_000_000_000
 
 
 @dataclasses.dataclass
 class Job:
-    """Files with the same bytes, and what was read from them; `raw` is None if the vector is known already."""
+    """Files with the same bytes, and what `read` returned; `raw` is None if these bytes are already embedded."""
 
     files: list[File]
     hash: str
@@ -32,7 +31,7 @@ class Job:
 
 
 def columns_by_modality(model: Part) -> dict[str, str]:
-    """Modality of a file -> the model's column that reads it."""
+    """Modality of a file -> the column of the model that embeds it."""
     columns: dict[str, str] = {}
     for name, tokenizer in model.tokenizers.items():
         if tokenizer.modality in EXTENSIONS and (
@@ -42,42 +41,40 @@ def columns_by_modality(model: Part) -> dict[str, str]:
     return columns
 
 
-def wanted_modalities(columns: dict[str, str], asked: Sequence[str] | None) -> list[str]:
-    """The kinds of files to index: those asked for, else all that the model reads but text.
+def select_modalities(columns: dict[str, str], requested: Sequence[str] | None) -> list[str]:
+    """The modalities to index: the requested ones, else all that the model embeds except text.
 
     Raises:
-        InputError: the model does not read what was asked for.
+        InputError: the model does not embed a requested modality, or none of files.
     """
-    if asked:
-        lacking = [m for m in asked if m not in columns]
-        if lacking:
-            raise InputError(f"the model does not read {', '.join(lacking)}; it reads {', '.join(columns)}")
-        return list(dict.fromkeys(asked))
-    wanted = [m for m in columns if m != "text"] or list(columns)
-    if not wanted:
-        raise InputError(
-            f"the model reads none of {', '.join(EXTENSIONS)}: there are no files to index for it"
-        )
-    return wanted
+    if requested:
+        unknown = [m for m in requested if m not in columns]
+        if unknown:
+            raise InputError(f"the model does not embed {', '.join(unknown)}; it embeds {', '.join(columns)}")
+        return list(dict.fromkeys(requested))
+    selected = [m for m in columns if m != "text"] or list(columns)
+    if not selected:
+        raise InputError(f"the model embeds none of {', '.join(EXTENSIONS)}: it cannot index files")
+    return selected
 
 
-def prepared(
+def read_jobs(
     root, files, old, known, model, columns, workers
 ) -> Iterator[tuple[File, Job | Exception | None]]:
-    """Hash and read files in threads, a few ahead of their use; in the files' order.
+    """Hash and read files in threads, with prefetching; in the order of `files`.
 
     Args:
-        root: the folder that the files' paths begin at.
-        files: to look at.
-        old: the index's rows by path.
-        known: (modality, hash) of bytes whose vector is there already: they are not decoded.
+        root: folder that the files' paths are relative to.
+        files: the files to read.
+        old: rows of the index by path.
+        known: (modality, hash) of bytes already embedded, which are not decoded again.
         model: its front-ends read the files.
         columns: modality -> column.
-        workers: threads.
+        workers: number of threads.
 
     Yields:
-        A file with its job, with None if it has not changed, or with the error that its reading raised: an OSError
-        if the bytes could not be had at all.
+        A file with its job, with None if it is unchanged, or with the error of reading it: an OSError if its bytes
+        could not be read.
     """
 
     def prepare(file: File) -> Job | Exception | None:
@@ -97,9 +94,9 @@ def prepared(
         try:
             job.raw = model.tokenizers[columns[file.modality]].read(_source(path, file.modality))
         except InputError as e:
-            return InputError(str(e).removeprefix(f"{path}: "))  # the list of skipped files names it already
+            return InputError(str(e).removeprefix(f"{path}: "))  # the list of skipped files has the path
         except Exception as e:
-            # decoders raise anything for hostile bytes: it is reported, and the rest goes on
+            # decoders raise any exception for malformed bytes: the file is reported as skipped
             return InputError(f"{type(e).__name__}: {e}")
         return job
 
@@ -118,7 +115,7 @@ def prepared(
 
 
 def _source(path: str, modality: str) -> str:
-    """What a front-end reads: the file itself, or for text what is written in it."""
+    """Source for a front-end's `read`: the path, or for text the content of the file."""
     if modality != "text":
         return path
     try:
@@ -128,13 +125,13 @@ def _source(path: str, modality: str) -> str:
         raise InputError(f"not UTF-8 text ({e.reason} at byte {e.start})") from e
 
 
-def embedded(
+def embed_jobs(
     model: Part, column: str, jobs: list[Job], skipped: list[Skipped]
 ) -> Iterator[tuple[Job, np.ndarray]]:
-    """Each job with its vector, (dim,) float32 of unit length.
+    """Yield each job with its vector, (dim,) float32 of unit length.
 
-    A batch that the model refuses is tried file by file; a file that it refuses, or gives no finite vector for,
-    is added to `skipped`.
+    A batch that raises InputError is retried file by file; a file that raises, or has a vector that is not finite, is
+    added to `skipped`.
     """
     if not jobs:
         return
@@ -145,7 +142,7 @@ def embedded(
     except InputError as e:
         if len(jobs) > 1:
             for job in jobs:
-                yield from embedded(model, column, [job], skipped)
+                yield from embed_jobs(model, column, [job], skipped)
         else:
             skipped += [Skipped(f.path, str(e)) for f in jobs[0].files]
         return
@@ -153,4 +150,4 @@ def embedded(
         if np.isfinite(vector).all():
             yield job, vector
         else:
-            skipped += [Skipped(f.path, "the model gave a vector that is not finite") for f in job.files]
+            skipped += [Skipped(f.path, "its embedding is not finite") for f in job.files]

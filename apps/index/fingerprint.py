@@ -1,4 +1,4 @@
-"""Which model made these vectors: a hash of a model's settings, vocabulary and weights."""
+"""Identity of a model: a hash of its config, vocabularies and weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from worldtokens.parts import Part, clean_name
 
 
 def model_identity(model: Part) -> str:
-    """A hash that two models share only if they give the same answers.
+    """Hash that is equal only for models with equal outputs.
 
-    It covers the config, the files beside it (vocabularies) and every weight with its name, type and shape; it
-    is the same on every device and before and after `save` and `load`.
+    It covers the config, its files (vocabularies) and every weight with name, dtype and shape. It does not depend on the
+    device and is unchanged by `save` and `load`.
 
     Returns:
         24 hex digits.

@@ -1,4 +1,4 @@
-"""The rows of an index on their way to the disk."""
+"""Buffered writing of an index's rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WRITE_ROWS, WRITE_SECONDS = 256, 5.0
 
 
 class Writer:
-    """Collects rows and writes them every few seconds, each batch in one step.
+    """Buffers rows and writes them every few seconds, each batch in one transaction.
 
     Args:
-        connect: gives a LanceDB connection to the index's folder.
-        table: its table, or None before the first row.
-        rows: the rows that it holds, without their vectors.
+        connect: returns a LanceDB connection to the index's folder.
+        table: the table, or None before the first row.
+        rows: its rows, without their vectors.
     """
 
     def __init__(self, connect, table, rows) -> None:
@@ -29,22 +29,22 @@ class Writer:
         self.pending: list[dict] = []
         self.reuses: list[tuple[File, str]] = []
         self.written = time.monotonic()
-        # known vectors are read from the table as it is now: the rows that hold them may change meanwhile
+        # known vectors are read from the present version of the table, since their rows may be overwritten
         self.before = None
         if table is not None:
             self.before = connect().open_table(TABLE)
             self.before.checkout(self.before.version)
-        # (modality, hash) -> the row that holds the vector, and whether it was there before
+        # (modality, hash) -> id of the row with the vector, and whether it is in the present version
         self.known = {(row["modality"], row["hash"]): (row["id"], True) for row in rows}
 
     def add(self, file: File, digest: str, vector: np.ndarray) -> None:
-        """A file with a vector just made."""
+        """Add a file with a new vector."""
         self._append(file, digest, vector)
         self.known.setdefault((file.modality, digest), (row_id(file.path), False))
         self._flush_when_due()
 
     def reuse(self, file: File, digest: str) -> None:
-        """A file whose bytes are `known`."""
+        """Add a file whose bytes are `known`."""
         self.reuses.append((file, digest))
         self._flush_when_due()
 
@@ -58,17 +58,17 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything that waits."""
-        self._write()  # first, since a file may reuse a vector made in this run
+        """Write all buffered rows."""
+        self._write()  # first, since a file may reuse a vector of this run
         for was_before in (True, False):
-            some = [(f, d) for f, d in self.reuses if self.known[f.modality, d][1] == was_before]
-            if not some:
+            pairs = [(f, d) for f, d in self.reuses if self.known[f.modality, d][1] == was_before]
+            if not pairs:
                 continue
-            ids = {self.known[f.modality, d][0] for f, d in some}
+            ids = {self.known[f.modality, d][0] for f, d in pairs}
             table = self.before if was_before else self.table
             query = table.search().where(f"id IN ({quoted(ids)})").select(["id", "vector"]).limit(len(ids))
             vectors = {row["id"]: np.float32(row["vector"]) for row in query.to_arrow().to_pylist()}
-            for file, digest in some:
+            for file, digest in pairs:
                 self._append(file, digest, vectors[self.known[file.modality, digest][0]])
         self.reuses = []
         self._write()
@@ -84,7 +84,7 @@ class Writer:
         schema = pa.schema(
             [
                 ("id", pa.string()),
-                ("path", pa.binary()),  # as the system has it: names need not be UTF-8
+                ("path", pa.binary()),  # bytes, since paths need not be UTF-8
                 ("modality", pa.string()),
                 ("size", pa.int64()),
                 ("mtime_ns", pa.int64()),
@@ -105,10 +105,10 @@ class Writer:
 
 
 def row_id(path: str) -> str:
-    """A file's key in the table: hex, so that it may stand in a filter whatever its name holds."""
+    """Key of a file in the table: hex digits, which need no quoting in a filter."""
     return hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
 
 
 def quoted(ids) -> str:
-    """Row ids as the list of an SQL ``IN``."""
+    """Row ids as a list for SQL ``IN``."""
     return ", ".join(f"'{i}'" for i in ids)
