@@ -1,4 +1,4 @@
-"""Files of a folder, sorted by what they hold: the walk under `worldtokens index`."""
+"""File kinds by extension, and the folder walk of `worldtokens index`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
+# the one list of file kinds: modality -> extensions
 EXTENSIONS = {
     "image": ".jpg .jpeg .jpe .jfif .png .gif .webp .bmp .tif .tiff .ppm .pgm .avif .heic .tga",
     "audio": ".wav .flac .mp3 .ogg .oga .opus .m4a .aac .aif .aiff .wma",
@@ -18,12 +19,12 @@ EXTENSIONS = {
     "series": ".csv .tsv",
     "text": ".txt .md",
 }
-_MODALITY = {ext: modality for modality, exts in EXTENSIONS.items() for ext in exts.split()}
+MODALITY = {ext: modality for modality, exts in EXTENSIONS.items() for ext in exts.split()}
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file that was found: its path relative to the walked folder, with "/" between the parts."""
+    """A file found by `walk`: its path relative to the folder, with "/" as separator."""
 
     path: str
     modality: str
@@ -33,7 +34,7 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """A file that was left out, and why."""
+    """A skipped file and the reason."""
 
     path: str
     reason: str
@@ -41,63 +42,63 @@ class Skipped:
 
 @dataclasses.dataclass
 class Walk:
-    """What `walk` found.
+    """Result of `walk`.
 
-    `blocked` holds folders that could not be looked into: what lies in them is unknown, not gone.
-    `other` counts the files left out because of their extension.
+    `unreadable` lists folders that could not be read, whose files are unknown, not deleted. `other` counts files skipped
+    for their extension.
     """
 
     files: list[File] = dataclasses.field(default_factory=list)
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
-    blocked: list[str] = dataclasses.field(default_factory=list)
+    unreadable: list[str] = dataclasses.field(default_factory=list)
     other: Counter = dataclasses.field(default_factory=Counter)
 
 
 def modality_of(path: str | os.PathLike) -> str | None:
-    """What a file holds, told by its extension; None for one that is not known."""
-    return _MODALITY.get(os.path.splitext(os.fspath(path))[1].lower())
+    """Modality of a file by its extension; None if unknown."""
+    return MODALITY.get(os.path.splitext(os.fspath(path))[1].lower())
 
 
 def walk(
     folder: str | os.PathLike,
     modalities: Collection[str],
-    leave_out: Collection[Path] = (),
+    exclude: Collection[Path] = (),
     follow_links: bool = False,
 ) -> Walk:
-    """All files of the wanted modalities under a folder, in sorted order.
+    """All files of the given modalities under a folder, sorted by path.
 
-    Hidden files and folders (a leading dot) are passed over. Links to files count as files. Links to folders
-    are followed only if asked for, and no real folder is entered twice, so that circles end.
+    Hidden files and folders (with a leading dot) are skipped. Links to files count as files. Links to folders are
+    followed only with `follow_links`; no folder is entered twice, so cyclic links end.
 
     Args:
-        folder: where to begin.
-        modalities: which kinds of files to keep, keys of `EXTENSIONS`.
-        leave_out: folders not to enter.
-        follow_links: enter links to folders.
+        folder: the root of the walk.
+        modalities: keys of `EXTENSIONS`.
+        exclude: folders not to enter.
+        follow_links: follow links to folders.
     """
     out, root = Walk(), os.fspath(folder)
-    closed = {os.path.realpath(p) for p in leave_out}
-    entered = {_place(root)}
+    excluded = {os.path.realpath(p) for p in exclude}
+    entered = {_inode(root)}
 
     def relative(path: str) -> str:
         return os.path.relpath(path, root).replace(os.sep, "/")
 
-    def cannot_enter(error: OSError) -> None:
-        out.blocked.append(relative(error.filename))
+    def on_error(error: OSError) -> None:
+        out.unreadable.append(relative(error.filename))
         out.skipped.append(Skipped(relative(error.filename), f"folder cannot be read: {error.strerror}"))
 
-    for here, folders, names in os.walk(root, followlinks=follow_links, onerror=cannot_enter):
+    for here, folders, names in os.walk(root, followlinks=follow_links, onerror=on_error):
         enter = []
         for name in sorted(folders):
             path = os.path.join(here, name)
-            if name.startswith(".") or os.path.realpath(path) in closed:
+            if name.startswith(".") or os.path.realpath(path) in excluded:
                 continue
             if os.path.islink(path) and not follow_links:
-                out.skipped.append(Skipped(relative(path), "a link to a folder (--follow-links enters it)"))
+                out.skipped.append(Skipped(relative(path), "a link to a folder (--follow-links follows it)"))
                 continue
-            place = _place(path)
-            if place is None or place not in entered:
-                entered.add(place)
+            inode = _inode(path)
+            if inode is None or inode not in entered:
+                entered.add(inode)
                 enter.append(name)
         folders[:] = enter
         for name in sorted(names):
@@ -111,10 +112,10 @@ def walk(
             try:
                 info = os.stat(path)
             except OSError as e:
-                reason = "a link to nothing" if os.path.islink(path) else str(e.strerror)
+                reason = "a broken link" if os.path.islink(path) else str(e.strerror)
                 out.skipped.append(Skipped(relative(path), reason))
                 continue
-            if not stat.S_ISREG(info.st_mode):  # opening a pipe would wait for ever
+            if not stat.S_ISREG(info.st_mode):  # opening a pipe would block
                 out.skipped.append(Skipped(relative(path), "not a regular file"))
                 continue
             out.files.append(File(relative(path), modality, info.st_size, info.st_mtime_ns))
@@ -122,7 +123,7 @@ def walk(
     return out
 
 
-def _place(path: str) -> tuple[int, int] | None:
+def _inode(path: str) -> tuple[int, int] | None:
     try:
         info = os.stat(path)
     except OSError:
@@ -131,7 +132,7 @@ def _place(path: str) -> tuple[int, int] | None:
 
 
 def content_hash(path: str | os.PathLike) -> str:
-    """A 128-bit BLAKE2b of a file's bytes, in hex."""
+    """128-bit BLAKE2b of a file's bytes, in hex."""
     digest = hashlib.blake2b(digest_size=16)
     with open(path, "rb") as f:
         while chunk := f.read(1 << 20):
@@ -139,8 +140,8 @@ def content_hash(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
-def shown(path: str | os.PathLike) -> str:
-    """A file name fit for a line of text: control characters and bytes that are not UTF-8 are escaped."""
+def printable(path: str | os.PathLike) -> str:
+    """A file name that is safe to print: control characters and bytes that are not UTF-8 are escaped."""
     text = os.fspath(path)
     text = text if isinstance(text, str) else os.fsdecode(text)
     return "".join(

@@ -1,12 +1,10 @@
-"""`Rows`: a sequence of dicts, the one shape in which data reaches training.
+"""`Rows`: a map-style dataset of dicts, the one format in which data reaches training.
 
-A row's keys are front-ends' names (`image`, `text`, `audio` ...) and its values are what those front-ends
-read: a path, bytes, a string, or a list of strings where an image has several captions. Extra keys
-(`id`, `class`, `split` ...) travel along.
+A row's keys are the names of front-ends (`image`, `text`, `audio` ...), its values are what these front-ends read: a
+path, bytes, a string, or a list of strings for several captions. Extra keys (`id`, `class`, `split` ...) are kept.
 
-Notable here: a value may be a `Lazy` handle, which is read only when its row is asked for, and which opens
-its file for each read. So no file handle is shared: `Rows` may be pickled, sent to a spawned worker, or used by
-forked workers and threads at once.
+Notable: a value may be a `Lazy` handle, which is read when its row is accessed and opens its file for each read. No file
+handle is shared, so `Rows` can be pickled, sent to spawned workers, and used by forked workers and threads in parallel.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ SPLITS: Mapping[str, float] = {"train": 0.80, "validation": 0.08, "test": 0.12}
 
 
 class Lazy:
-    """A value that is read when its row is asked for; subclasses hold only plain, picklable fields."""
+    """A value that is read when its row is accessed; subclasses have only plain, picklable fields."""
 
     __slots__ = ()
 
@@ -33,7 +31,7 @@ class Lazy:
 
 @dataclass(frozen=True)
 class Packed(Lazy):
-    """`size` bytes from byte `start` on of the file `path`."""
+    """`size` bytes of the file `path`, from byte `start` on."""
 
     path: str
     start: int
@@ -46,46 +44,46 @@ class Packed(Lazy):
                 data = file.read(self.size)
         except OSError as error:
             raise InputError(
-                f"{self.path}: {error.strerror}; it was there when the rows were opened"
+                f"{self.path}: {error.strerror}; the file existed when the rows were opened"
             ) from error
         if len(data) != self.size:
             raise InputError(
                 f"{self.path}: found {len(data)} bytes at {self.start}, expected {self.size}. "
-                "The file was cut or changed since it was opened; install or fetch it again."
+                "The file has changed since it was opened; install or download it again."
             )
         return data
 
 
-def side_of(key: str, fractions: Mapping[str, float] = SPLITS) -> str:
-    """The side of a split on which `key` falls, by its hash alone.
+def split_of(key: str, fractions: Mapping[str, float] = SPLITS) -> str:
+    """The split of `key` ("train", "validation", "test"), from its hash alone.
 
-    The same key always falls on the same side, whatever else the set holds: a set that grows keeps its split.
+    A key is always in the same split, whatever else the set contains: a growing set keeps its splits.
 
     Args:
         key: any string.
-        fractions: side -> share of all keys, each in [0, 1]; they add up to 1.
+        fractions: split -> fraction of all keys, each in [0, 1]; they add up to 1.
     """
     if not fractions or min(fractions.values()) < 0 or abs(sum(fractions.values()) - 1) > 1e-6:
-        raise InputError(f"split fractions {dict(fractions)}: expected shares of 0 or more that add up to 1")
-    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+        raise InputError(f"split fractions {dict(fractions)}: expected fractions >= 0 that add up to 1")
+    value = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
     total = 0.0
-    for side, share in fractions.items():
-        total += share
-        if place < total:
-            return side
-    return [side for side, share in fractions.items() if share > 0][-1]
+    for split, fraction in fractions.items():
+        total += fraction
+        if value < total:
+            return split
+    return [split for split, fraction in fractions.items() if fraction > 0][-1]
 
 
-def kin(items: Iterable[Iterable[str]]) -> list[str]:
-    """The group of each item: items that share a key, directly or through others, are one group.
+def connected_groups(items: Iterable[Iterable[str]]) -> list[str]:
+    """Connected components: items that share a key, directly or through other items, are one group.
 
-    What must not be divided by a split is told by its keys, and `side_of` decides on the group's name.
+    Used for splits: items that must be in one split share a key, and `split_of` takes the group's name.
 
     Args:
-        items: for each item its keys.
+        items: the keys of each item.
 
     Returns:
-        for each item the name of its group, which is the smallest key in it: it does not depend on the order.
+        the group name of each item, which is the smallest key of the group: independent of the order of items.
     """
     parent: dict[str, str] = {}
 
@@ -104,15 +102,15 @@ def kin(items: Iterable[Iterable[str]]) -> list[str]:
 
 
 class Rows(Sequence):
-    """A fixed, map-style sequence of rows; also a torch map-style dataset.
+    """A map-style dataset (also for torch) of dicts.
 
-    `rows[i]` is a fresh dict with its lazy values read (the caller may change it); `rows[a:b]` is again `Rows`.
+    `rows[i]` is a new dict with its lazy values read, which the caller may modify; `rows[a:b]` is `Rows`.
 
     Args:
-        records: the rows, values possibly `Lazy`. Held as given, not copied.
-        name: what `repr` and errors call this set.
-        skipped: one message for each row that was left out while reading.
-        replaced: lines in which bytes that did not decode became U+FFFD.
+        records: the rows, with values that may be `Lazy`. Not copied.
+        name: name of the set in `repr` and errors.
+        skipped: one message per row skipped while reading.
+        replaced: number of lines in which undecodable bytes were replaced by U+FFFD.
     """
 
     def __init__(
@@ -140,42 +138,42 @@ class Rows(Sequence):
 
     @property
     def columns(self) -> list[str]:
-        """Every key that some row has, in order of first appearance."""
+        """All keys of all rows, in order of first appearance."""
         return list(dict.fromkeys(key for record in self._records for key in record))
 
     def column(self, name: str, default: Any = None) -> list:
-        """That key of every row, `default` where a row lacks it. Lazy values come unread, as handles."""
+        """The value of a column in every row, `default` if a row lacks it. Lazy values are returned as handles."""
         if self._records and name not in self.columns:
             raise InputError(f"{self.name}: no column {name!r}; the columns are {', '.join(self.columns)}")
         return [record.get(name, default) for record in self._records]
 
     def texts(self, column: str = "text") -> list[str]:
-        """All captions as one flat list, in order of rows: what a text tokenizer is trained on."""
+        """All captions as one flat list, in order of rows, e.g. to train a text tokenizer."""
         values = (value for value in self.column(column) if value is not None)
         return [text for value in values for text in ([value] if isinstance(value, str) else value)]
 
-    def where(self, keep: Callable[[Mapping], bool]) -> Rows:
-        """The rows for which `keep(row)` holds. Lazy values are shown to `keep` unread."""
-        return self._derive([record for record in self._records if keep(record)])
+    def filter(self, function: Callable[[Mapping], bool]) -> Rows:
+        """The rows for which `function(row)` is true. Lazy values are passed as handles."""
+        return self._derive([record for record in self._records if function(record)])
 
-    def take(self, indices: Iterable[int]) -> Rows:
-        """The rows at these positions, in this order; a position may come more than once."""
+    def select(self, indices: Iterable[int]) -> Rows:
+        """The rows at these indices, in this order; an index may be repeated."""
         return self._derive([self._records[operator.index(index)] for index in indices])
 
-    def split(self, side: str, fractions: Mapping[str, float] | None = None, by: str | None = None) -> Rows:
-        """One side of a split; the sides are disjoint and together are all rows.
+    def split(self, name: str, fractions: Mapping[str, float] | None = None, by: str | None = None) -> Rows:
+        """One split; the splits are disjoint and cover all rows.
 
-        Rows with a `split` column are split by it, unless `fractions` is given. Otherwise the hash of the
-        column `by` decides (see `side_of`), so that rows that share its value, such as several captions of
-        one image, stay on one side, and the split stays the same when rows are added or the folder moves.
+        Rows with a `split` column are split by it, unless `fractions` is given. Otherwise the hash of the column `by`
+        decides (see `split_of`): rows with the same value, such as several captions of one image, are in one split, and
+        splits stay the same when rows are added or the folder is moved.
 
         Args:
-            side: "train", "validation" or "test", or a name from `fractions` or the `split` column.
-            fractions: side -> share; default 0.80 / 0.08 / 0.12.
-            by: the deciding column; default `base` where there is one, else `id`.
+            name: "train", "validation" or "test", or a name from `fractions` or the `split` column.
+            fractions: split -> fraction; default 0.80 / 0.08 / 0.12.
+            by: the column that decides; default `base` if it exists, else `id`.
         """
         if fractions is None and "split" in self.columns:
-            sides = self.column("split")
+            splits = self.column("split")
         else:
             by = by or next((key for key in ("base", "id") if key in self.columns), None)
             if by is None:
@@ -183,21 +181,21 @@ class Rows(Sequence):
                     f"{self.name}: no column to split by; name one with by=, of {', '.join(self.columns)}"
                 )
             fractions = fractions or SPLITS
-            sides = [side_of(str(_value(key)), fractions) for key in self.column(by)]
-        known = set(sides) | set(fractions or ())
-        if side not in known:
-            found = ", ".join(sorted(str(name) for name in known))
+            splits = [split_of(str(_value(key)), fractions) for key in self.column(by)]
+        known = set(splits) | set(fractions or ())
+        if name not in known:
+            found = ", ".join(sorted(str(each) for each in known))
             raise InputError(
-                f"{self.name}: no split {side!r}; found {found}. Name one of those, or give fractions="
+                f"{self.name}: no split {name!r}; found {found}. Use one of those, or give fractions="
             )
-        chosen = [record for record, where in zip(self._records, sides, strict=True) if where == side]
-        return self._derive(chosen, f"{self.name}/{side}")
+        chosen = [record for record, split in zip(self._records, splits, strict=True) if split == name]
+        return self._derive(chosen, f"{self.name}/{name}")
 
     def report(self) -> str:
-        """What was read and what was left out, in a few lines for a person."""
+        """A short text for the user: number of rows, skipped rows and replaced bytes."""
         lines = [repr(self)]
         if self.replaced:
-            lines.append(f"{self.replaced:,} lines held bytes that could not be decoded and now hold U+FFFD")
+            lines.append(f"{self.replaced:,} lines had undecodable bytes, replaced by U+FFFD")
         if self.skipped:
             lines.append(f"{len(self.skipped):,} rows skipped:")
             lines += [f"  {message}" for message in self.skipped[:10]]
@@ -206,11 +204,11 @@ class Rows(Sequence):
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"Rows({self.name}: {len(self):,} rows of {', '.join(self.columns) or 'nothing'})"
+        return f"Rows({self.name}: {len(self):,} rows of {', '.join(self.columns) or 'no columns'})"
 
 
 def _value(value):
-    """A value as its reader sees it: handles read, lists and dicts copied so that a caller cannot change the set."""
+    """A value as the caller gets it: handles are read, lists and dicts copied, so that the set cannot be modified."""
     if isinstance(value, Lazy):
         return value.read()
     if isinstance(value, list):

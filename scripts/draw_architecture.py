@@ -1,8 +1,8 @@
-"""Draw docs/architecture.png from the imports: rooms as boxes, arrows from a room to those that it imports.
+"""Draw docs/architecture.png from the imports: packages as boxes, arrows from a package to those that it imports.
 
     python scripts/draw_architecture.py [OUT.png]
 
-An arrow that follows from two others is left out.
+Transitive arrows are omitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ABOUT = {
     "cli": "the worldtokens command",
     "apps": "demo, train, index, search, tokens",
-    "evals": "tasks beside their baselines",
+    "evals": "tasks compared with baselines",
     "figures": "attention maps, confusion, sheets",
     "training": "rows + task -> a trained model",
     "pretrained": "timm, open_clip, Hugging Face, GGUF",
@@ -32,7 +32,7 @@ ABOUT = {
     "core": "Tokens, packing, save and load",
     "testing": "check_tokenizer",
 }
-# centre of each box; an arrow must go down
+# centre of each box; arrows must point down
 SPOTS = {
     "cli": (6.5, 7.2), "apps": (3.6, 6.1), "evals": (9.4, 6.1), "figures": (1.9, 4.9), "training": (6.5, 4.9),
     "pretrained": (11.1, 4.9), "tasks": (6.5, 3.7), "data": (1.9, 2.5), "testing": (11.1, 3.4), "tokenizers": (6.5, 2.5),
@@ -41,40 +41,40 @@ SPOTS = {
 COLOURS = {"tokenizers": "#dbeafe", "backbone": "#dcfce7", "tasks": "#fef3c7", "core": "#e5e7eb"}
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     name = module.split(".")[0]
     return name if name in ABOUT else "core"
 
 
 def edges() -> set[tuple[str, str]]:
-    """(importing room, imported room) for every import of one room by another."""
+    """(importing package, imported package) for every import of one package by another."""
     found = set()
-    for room in [*ABOUT, ""]:
-        files = ROOT.glob("*.py") if not room else (ROOT / room).rglob("*.py")
+    for package in [*ABOUT, ""]:
+        files = ROOT.glob("*.py") if not package else (ROOT / package).rglob("*.py")
         for file in files:
             if file.name in ("setup.py", "__init__.py", "__main__.py"):
                 continue
-            own = room_of(file.stem if not room else room)
+            own = package_of(package if package else file.stem)
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("worldtokens"):
                     modules = [node.module.removeprefix("worldtokens").lstrip(".")]
                     modules = modules if modules[0] else [a.name for a in node.names]
-                    found |= {(own, room_of(m)) for m in modules if not m.startswith("__")}
-    # the command loads its subcommands by name
+                    found |= {(own, package_of(m)) for m in modules if not m.startswith("__")}
+    # the command line loads its subcommands by name
     return {(a, b) for a, b in found | {("cli", "apps"), ("cli", "evals")} if a != b}
 
 
 def reduced(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Without the arrows that a longer way implies."""
+    """Without transitive pairs."""
     below: dict[str, set[str]] = {}
 
-    def reach(room: str) -> set[str]:
-        if room not in below:
-            below[room] = set()
+    def reach(package: str) -> set[str]:
+        if package not in below:
+            below[package] = set()
             for a, b in pairs:
-                if a == room:
-                    below[room] |= {b} | reach(b)
-        return below[room]
+                if a == package:
+                    below[package] |= {b} | reach(b)
+        return below[package]
 
     return {(a, b) for a, b in pairs if not any(b in reach(c) for x, c in pairs if x == a and c != b)}
 
@@ -82,20 +82,22 @@ def reduced(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
 def draw(out: Path) -> None:
     fig, ax = plt.subplots(figsize=(11, 6.6), dpi=130)
     width, height = 3.7, 0.66
-    for room, (x, y) in SPOTS.items():
+    for package, (x, y) in SPOTS.items():
         box = FancyBboxPatch(
             (x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0.04,rounding_size=0.1",
-            facecolor=COLOURS.get(room, "#ffffff"), edgecolor="#374151", linewidth=1.1, zorder=3,
+            facecolor=COLOURS.get(package, "#ffffff"), edgecolor="#374151", linewidth=1.1, zorder=3,
         )  # fmt: skip
         ax.add_patch(box)
-        title = f"{room}/" if (ROOT / room).is_dir() else f"{room}.py"
-        title = "tokens.py, parts.py, ..." if room == "core" else title
+        title = f"{package}/" if (ROOT / package).is_dir() else f"{package}.py"
+        title = "tokens.py, parts.py, ..." if package == "core" else title
         ax.text(x, y + 0.13, title, ha="center", va="center", fontsize=10.5, fontweight="bold", zorder=4)
-        ax.text(x, y - 0.16, ABOUT[room], ha="center", va="center", fontsize=7.6, color="#374151", zorder=4)
+        ax.text(
+            x, y - 0.16, ABOUT[package], ha="center", va="center", fontsize=7.6, color="#374151", zorder=4
+        )
     for a, b in sorted(reduced(edges())):
         (x0, y0), (x1, y1) = SPOTS[a], SPOTS[b]
-        assert y1 < y0, f"{a} imports {b}, which stands no lower"
-        lean = 0.28 * (x1 - x0)  # leave and arrive on the side that the other box is on
+        assert y1 < y0, f"{a} imports {b}, which is not below it"
+        lean = 0.28 * (x1 - x0)  # start and end on the side of the other box
         lean = max(-1.5, min(1.5, lean))
         arrow = FancyArrowPatch(
             (x0 + lean, y0 - height / 2 - 0.05), (x1 - lean, y1 + height / 2 + 0.05),

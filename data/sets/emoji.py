@@ -1,8 +1,8 @@
 """The embedded set: 3,786 emoji images with captions in six languages, read from `emoji.zip`.
 
-The pack is a plain zip with three members: `README.txt`, `index.jsonl` (one line per image) and
-`pictures.bin`, the PNG files one after another, stored uncompressed so that an image is one seek and one
-read. `scripts/pack_emoji.py` builds it; `EMOJI_LICENSE.md` beside it names the sources and licences.
+The pack is a plain zip file with three members: `README.txt`, `index.jsonl` (one line per image) and `pictures.bin`, the
+concatenated PNG files, stored uncompressed so that an image is one seek and one read. `scripts/pack_emoji.py` builds it;
+`EMOJI_LICENSE.md` names the sources and licences.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PACK = Path(__file__).parent.parent / "emoji.zip"
 LANGUAGES = ("en", "fr", "de", "es", "ru", "ja")
 
 _TONES = {"1F3FB", "1F3FC", "1F3FD", "1F3FE", "1F3FF"}
-_UNSEEN = {"200D", "2640", "2642", "27A1", *_TONES}  # joiner, woman, man, facing right, skin tones
+_IGNORED = {"200D", "2640", "2642", "27A1", *_TONES}  # joiner, woman, man, facing right, skin tones
 _PEOPLE = {"1F468": "P", "1F469": "P", "1F9D1": "P"}  # man, woman, person
 _PEOPLE |= {"1F466": "C", "1F467": "C", "1F9D2": "C", "1F474": "O", "1F475": "O", "1F9D3": "O"}  # child, old
-# One idea under unrelated code points, drawn nearly alike; the values are concepts as the rule spells them.
+# the same concept under unrelated code points, with near-identical images; the values are names as `emoji_concept` gives
 _SAME = {
     "1F46B": "P-1F91D-P",  # two people holding hands
     "1F46C": "P-1F91D-P",
@@ -39,61 +39,60 @@ _SAME = {
     "1F385": "P-1F384",  # Santa Claus, Mrs. Claus, Mx Claus
     "1F936": "P-1F384",
     "1F57A": "1F483",  # man, woman dancing
-    "1F64E": "1F64D",  # pouting, frowning: the same drawing but for a line
-    "1F1E7-1F1FB": "1F1F3-1F1F4",  # Bouvet Island flies Norway's flag
+    "1F64E": "1F64D",  # pouting, frowning: images that differ by one line
+    "1F1E7-1F1FB": "1F1F3-1F1F4",  # Bouvet Island has Norway's flag
 }
 
 
 def emoji_id(code: str) -> str:
-    """A code point sequence as both sources can be joined on: "2764-fe0f" -> "2764"."""
+    """The code point sequence that both sources are joined on: "2764-fe0f" -> "2764"."""
     return "-".join(part for part in code.upper().split("-") if part != "FE0F")
 
 
 def emoji_concept(base: str) -> str:
-    """What a base emoji shows when gender, direction and who is shown are set aside.
+    """Name of the concept of a base emoji, without gender, direction and persons.
 
-    "woman firefighter", "man firefighter" and "firefighter" are one concept, and so are all families: their
-    images are near twins. The split is made by concept, which is never finer than by base emoji.
+    "woman firefighter", "man firefighter" and "firefighter" are one concept, and so are all families: their images are
+    near duplicates. Splits are by concept, which never separates the variants of a base emoji.
     """
-    parts = [_PEOPLE.get(part, part) for part in base.split("-") if part not in _UNSEEN]
+    parts = [_PEOPLE.get(part, part) for part in base.split("-") if part not in _IGNORED]
     if len(parts) > 1 and set(parts) <= {"P", "C"}:
         return "family"
     key = "-".join(parts)
     return _SAME.get(key, key)
 
 
-def emoji_captions(label: str, tags: Sequence[str], twin: bool = False) -> list[str]:
-    """The captions of one emoji in one language, the plain label first.
+def emoji_captions(label: str, tags: Sequence[str], skin_tone: bool = False) -> list[str]:
+    """The captions of one emoji in one language.
 
     1. the label: "grinning face"
-    2. label and keywords: "grinning face: cheerful, cheery, grin, happy ..." (a comma in place of the colon where
-       the label has a colon of its own)
-    3. the keywords alone: "cheerful, cheery, grin, happy ..." - not for a skin-tone twin, whose siblings
-       have the very same ones
+    2. label and keywords: "grinning face: cheerful, cheery, grin, happy ..." (a comma instead of the colon if the label has
+       a colon)
+    3. the keywords: "cheerful, cheery, grin, happy ..." - not for a skin-tone variant, since all variants share them
 
-    Keywords that the label already says, whole or in part, are left out of 2 and 3.
+    Keywords contained in the label are dropped from 2 and 3.
 
     Args:
         label: the emoji's name.
         tags: its keywords.
-        twin: True for an image with a skin tone.
+        skin_tone: True for an image with a skin tone.
     """
-    said = label.casefold()
-    rest = ", ".join(tag for tag in tags if tag.casefold() not in said)
+    name = label.casefold()
+    rest = ", ".join(tag for tag in tags if tag.casefold() not in name)
     if not rest:
         return [label]
     captions = [label, f"{label}{',' if ':' in label else ':'} {rest}"]
-    return captions if twin else [*captions, rest]
+    return captions if skin_tone else [*captions, rest]
 
 
 @functools.lru_cache(maxsize=2)
 def _index(pack: str) -> tuple[int, list[dict]]:
-    """Where the first image begins in the pack, and the index's lines."""
+    """Offset of the first image in the pack, and the lines of the index."""
     try:
         with zipfile.ZipFile(pack) as archive:
             member = archive.getinfo("pictures.bin")
             with open(pack, "rb") as file:
-                # The local header repeats name and extra field, with lengths of its own (APPNOTE 4.3.7).
+                # the local header repeats name and extra field with their own lengths (APPNOTE 4.3.7)
                 file.seek(member.header_offset + 26)
                 start = file.tell() + 4 + sum(struct.unpack("<HH", file.read(4)))
             return start, [json.loads(line) for line in archive.read("index.jsonl").splitlines()]
@@ -105,17 +104,16 @@ def _index(pack: str) -> tuple[int, list[dict]]:
 
 
 def open_emoji(split: str | None = None, languages: Sequence[str] = ("en",), skin_tones: bool = True) -> Rows:
-    """The emoji set, or one side of its fixed split.
+    """The emoji set, or one of its fixed splits.
 
-    Each row: `id` (hex code points), `base` (the id without skin tone), `concept` (what the split is made by),
-    `image` (PNG bytes, 64 x 64), `text` (list of captions, see `emoji_captions`; those of the first language
-    come first), `labels` (language -> plain label), `tags` (keywords, first language), `group`, `subgroup`,
-    `char` (the emoji itself), `split`.
+    Each row: `id` (hex code points), `base` (the id without skin tone), `concept` (the split is by concept), `image` (PNG
+    bytes, 64 x 64), `text` (list of captions, see `emoji_captions`; those of the first language first), `labels`
+    (language -> label), `tags` (keywords, first language), `group`, `subgroup`, `char` (the emoji as a character), `split`.
 
     Args:
         split: "train", "validation" or "test"; None for all.
-        languages: whose captions to give, of `LANGUAGES`.
-        skin_tones: False leaves out the 1,875 images that repeat another with a skin tone.
+        languages: of the captions, from `LANGUAGES`.
+        skin_tones: False drops the 1,875 skin-tone variants of other images.
     """
     languages = (languages,) if isinstance(languages, str) else tuple(languages)
     unknown = [language for language in languages if language not in LANGUAGES]
@@ -125,11 +123,13 @@ def open_emoji(split: str | None = None, languages: Sequence[str] = ("en",), ski
     tags = {line["id"]: line["tags"] for line in index if "tags" in line}
     records = []
     for line in index:
-        twin = line["id"] != line["base"]
-        if twin and not skin_tones:
+        skin_tone = line["id"] != line["base"]
+        if skin_tone and not skin_tones:
             continue
-        words = tags[line["base"]]
-        captions = [emoji_captions(line["labels"][lang], words.get(lang, ()), twin) for lang in languages]
+        keywords = tags[line["base"]]
+        captions = [
+            emoji_captions(line["labels"][lang], keywords.get(lang, ()), skin_tone) for lang in languages
+        ]
         record = {
             "id": line["id"],
             "base": line["base"],
@@ -137,7 +137,7 @@ def open_emoji(split: str | None = None, languages: Sequence[str] = ("en",), ski
             "image": Packed(str(PACK), start + line["start"], line["size"]),
             "text": list(dict.fromkeys(text for group in captions for text in group)),
             "labels": {language: line["labels"][language] for language in languages},
-            "tags": words.get(languages[0], []),
+            "tags": keywords.get(languages[0], []),
             "group": line["group"],
             "subgroup": line["subgroup"],
             "char": line["char"],

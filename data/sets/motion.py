@@ -1,8 +1,8 @@
-"""Short clips of known movements: images of real things, moved by us, since no package holds labelled film.
+"""Synthetic videos of labelled motions: real images, translated, rotated or scaled over time.
 
-A clip is drawn when its row is asked for, from the image and the row's id alone: the same each time, on any machine,
-and nothing is kept on disk. The thing that moves is on one side of the split, so that a model cannot know the movement by
-the thing.
+A video is rendered when its row is accessed, from the image and the row's id alone: deterministic, on any machine, and
+nothing is stored on disk. All videos of an object are in one split, so that a model cannot infer the motion from the
+object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 
 from worldtokens.data.rows import Lazy, Rows
 from worldtokens.data.sets.emoji import open_emoji
-from worldtokens.data.sets.media import open_furniture
+from worldtokens.data.sets.furniture import open_furniture
 from worldtokens.data.sets.stamps import open_stamps
 from worldtokens.errors import InputError
 
@@ -36,23 +36,23 @@ def open_motion(
     frames: int = FRAMES,
     size: int = SIZE,
 ) -> Rows:
-    """Every object in each of ten movements: turning left or right, sliding four ways, growing, shrinking, swinging to and
-    fro, at rest.
+    """Every object in each of ten motions: turning left or right, sliding in four directions, growing, shrinking, swinging,
+    at rest.
 
     Each row: `id` ("stamps/animals/birds/cockatoo/grow/0"), `video` (uint8 (T, H, W, 3)), `class` (of `MOTIONS`),
-    `object` (the image's id), `split` (the objects' own). Place, size, angle, speed and the background's two colours are
-    drawn from the id, so that a single frame tells little; every object also wanders a little and trembles. Round things
-    look alike turned and at rest: a few clips cannot be told.
+    `object` (the image's id), `split` (that of the image). Position, size, angle, speed and two backbackground colours are
+    random, seeded by the id, so that a single frame is hardly informative; every object also drifts and jitters slightly.
+    Round objects look the same turning and at rest: a few videos are ambiguous.
 
     Args:
         split: "train", "validation" or "test"; None for all.
-        objects: whose images: "stamps", "emoji" (with the package; those without skin tones) or "furniture".
-        takes: clips of each object and movement.
-        frames: of a clip, 2 or more.
-        size: side of the frames in pixels, 8 or more.
+        objects: source of the images: "stamps", "emoji" (part of the package; without skin tones) or "furniture".
+        takes: videos per object and motion.
+        frames: frames T per video, >= 2.
+        size: side of the frames in pixels, >= 8.
 
     Raises:
-        InputError: an argument is out of its range, or the images cannot be fetched.
+        InputError: an argument is out of its range, or the images cannot be downloaded.
     """
     if objects not in OBJECTS:
         raise InputError(f"motion: found objects={objects!r}, expected one of {', '.join(OBJECTS)}")
@@ -60,11 +60,11 @@ def open_motion(
         raise InputError(
             f"motion: found takes={takes}, frames={frames}, size={size}; expected at least 1, 2 and 8"
         )
-    things = OBJECTS[objects](split=None)
+    images = OBJECTS[objects](split=None)
     seen, records = set(), []
-    columns = [things.column(name) for name in ("id", "image", "split")]
-    bases = things.column("base") if "base" in things.columns else columns[0]
-    for name, picture, side, base in zip(*columns, bases, strict=True):
+    columns = [images.column(name) for name in ("id", "image", "split")]
+    bases = images.column("base") if "base" in images.columns else columns[0]
+    for name, image, source_split, base in zip(*columns, bases, strict=True):
         if base in seen:
             continue
         seen.add(base)
@@ -74,10 +74,10 @@ def open_motion(
                 records.append(
                     {
                         "id": identity,
-                        "video": Clip(picture, motion, identity, frames, size),
+                        "video": MotionVideo(image, motion, identity, frames, size),
                         "class": motion,
                         "object": name,
-                        "split": side,
+                        "split": source_split,
                     }
                 )
     rows = Rows(records, name="motion")
@@ -85,10 +85,10 @@ def open_motion(
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip(Lazy):
-    """A movement of an image (a path, or bytes behind a handle), drawn when read; `key` decides all that is drawn."""
+class MotionVideo(Lazy):
+    """A motion of an image (a path, or a handle to bytes), rendered when read; `key` seeds all random values."""
 
-    picture: object
+    image: object
     motion: str
     key: str
     frames: int = FRAMES
@@ -96,16 +96,16 @@ class Clip(Lazy):
 
     def read(self) -> np.ndarray:
         """(T, H, W, 3) uint8."""
-        return render(_cut_out(self.picture), self.motion, self.key, self.frames, self.size)
+        return render(_sprite(self.image), self.motion, self.key, self.frames, self.size)
 
 
-def render(thing: Image.Image, motion: str, key: str, frames: int = FRAMES, size: int = SIZE) -> np.ndarray:
-    """Draw a movement.
+def render(sprite: Image.Image, motion: str, key: str, frames: int = FRAMES, size: int = SIZE) -> np.ndarray:
+    """Renders a motion.
 
     Args:
-        thing: the image, RGBA.
+        sprite: the moving image, RGBA.
         motion: of `MOTIONS`.
-        key: decides place, size, angle, speed and colours.
+        key: seeds position, size, angle, speed and colours.
         frames: T.
         size: H and W.
 
@@ -113,69 +113,70 @@ def render(thing: Image.Image, motion: str, key: str, frames: int = FRAMES, size
         (T, H, W, 3) uint8.
 
     Raises:
-        InputError: no such movement.
+        InputError: unknown motion.
     """
     if motion not in MOTIONS:
         raise InputError(f"motion: found {motion!r}, expected one of {', '.join(MOTIONS)}")
-    draw = np.random.default_rng(list(hashlib.sha256(key.encode()).digest()))
-    time = np.linspace(-0.5, 0.5, frames)  # the middle of a clip is where nothing has moved yet
-    # every clip draws every number, whatever it moves by: what is drawn does not tell the movement
-    side, angle, way = draw.uniform(0.4, 0.7), draw.uniform(0, 360), draw.uniform(0.7, 1.3)
-    x, y = draw.uniform(-0.12, 0.12, 2)
-    cycles, phase = draw.uniform(1.0, 2.0), draw.uniform(0, 2 * math.pi)
-    wander, tremble = draw.uniform(-0.05, 0.05, 2), draw.normal(0, 0.006, (2, frames))
-    first, second = draw.uniform(60, 255, (2, 3))
-    slope = draw.uniform(-1, 1, 2)
+    rng = np.random.default_rng(list(hashlib.sha256(key.encode()).digest()))
+    time = np.linspace(-0.5, 0.5, frames)  # displacement is 0 at the middle of the video
+    # every motion draws the same random numbers, so that they do not reveal the motion
+    side, angle, speed = rng.uniform(0.4, 0.7), rng.uniform(0, 360), rng.uniform(0.7, 1.3)
+    x, y = rng.uniform(-0.12, 0.12, 2)
+    cycles, phase = rng.uniform(1.0, 2.0), rng.uniform(0, 2 * math.pi)
+    drift, jitter = rng.uniform(-0.05, 0.05, 2), rng.normal(0, 0.006, (2, frames))
+    first, second = rng.uniform(60, 255, (2, 3))
+    slope = rng.uniform(-1, 1, 2)
 
     turn, slide, scale = np.zeros(frames), np.zeros((2, frames)), np.zeros(frames)
-    kind, _, where = motion.partition(" ")
+    kind, _, direction = motion.partition(" ")
     if kind == "turn":
-        turn = (150 if where == "left" else -150) * way * time
+        turn = (150 if direction == "left" else -150) * speed * time
     elif kind == "slide":
-        to = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}[where]
-        slide = 0.55 * way * np.outer(to, time)
+        vector = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}[direction]
+        slide = 0.55 * speed * np.outer(vector, time)
     elif kind in ("grow", "shrink"):
-        scale = (1.1 if kind == "grow" else -1.1) * way * time
+        scale = (1.1 if kind == "grow" else -1.1) * speed * time
     elif kind == "swing":
-        turn = 35 * way * np.sin(2 * math.pi * cycles * time + phase)
+        turn = 35 * speed * np.sin(2 * math.pi * cycles * time + phase)
 
-    across, down = np.meshgrid(np.linspace(-1, 1, size), np.linspace(-1, 1, size))
-    part = 0.5 + 0.25 * (slope[0] * across + slope[1] * down)
-    ground = first + (second - first) * part[..., None]
-    ground = Image.fromarray(ground.round().astype(np.uint8))
-    clip = np.empty((frames, size, size, 3), np.uint8)
+    x_grid, y_grid = np.meshgrid(np.linspace(-1, 1, size), np.linspace(-1, 1, size))
+    mix = 0.5 + 0.25 * (slope[0] * x_grid + slope[1] * y_grid)
+    background = first + (second - first) * mix[..., None]
+    background = Image.fromarray(background.round().astype(np.uint8))
+    video = np.empty((frames, size, size, 3), np.uint8)
     for i in range(frames):
-        place = np.array([x, y]) + slide[:, i] + wander * time[i] + tremble[:, i]
+        position = np.array([x, y]) + slide[:, i] + drift * time[i] + jitter[:, i]
         width = side * math.exp(scale[i])
-        clip[i] = np.asarray(_pasted(ground, thing, place, width, angle + turn[i]))
-    return clip
+        video[i] = np.asarray(_paste(background, sprite, position, width, angle + turn[i]))
+    return video
 
 
-def _pasted(
-    ground: Image.Image, thing: Image.Image, place: np.ndarray, width: float, angle: float
+def _paste(
+    background: Image.Image, sprite: Image.Image, position: np.ndarray, width: float, angle: float
 ) -> Image.Image:
-    """The thing on the ground: `place` from the middle and `width` in sides of the ground, `angle` in degrees, to the left."""
-    size, own = ground.width, thing.width
-    # Pillow asks where in the thing each pixel of the result comes from
+    """The sprite on the background: `position` from the centre and `width` as fractions of the side, `angle` in degrees,
+    counterclockwise."""
+    size, own = background.width, sprite.width
+    # Pillow takes the map from pixels of the result to pixels of the sprite
     step = own / (width * size)
     c, s = step * math.cos(math.radians(angle)), step * math.sin(math.radians(angle))
-    mx, my = (0.5 + place) * size
+    mx, my = (0.5 + position) * size
     matrix = (c, -s, own / 2 - c * mx + s * my, s, c, own / 2 - s * mx - c * my)
-    moved = thing.transform((size, size), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
-    return Image.composite(moved.convert("RGB"), ground, moved.getchannel("A"))
+    moved = sprite.transform((size, size), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
+    return Image.composite(moved.convert("RGB"), background, moved.getchannel("A"))
 
 
 @functools.lru_cache(maxsize=1024)
-def _cut_out(picture: object) -> Image.Image:
-    """An image as a square of 64 pixels, RGBA, what is round it transparent."""
-    source = picture.read() if isinstance(picture, Lazy) else picture
+def _sprite(source: object) -> Image.Image:
+    """An image as RGBA on a transparent square of 64 pixels."""
+    data = source.read() if isinstance(source, Lazy) else source
     try:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source).convert("RGBA")
+        image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else data).convert("RGBA")
     except OSError as error:
-        raise InputError(f"{picture}: {error}; expected an image to move") from error
+        raise InputError(f"{source}: {error}; expected an image") from error
     box = image.getbbox()
     image = image.crop(box) if box else image
-    # premultiplied, or colours hidden under transparency would bleed in at the rim
+    # premultiplied alpha, or colours of transparent pixels would bleed into the edges
     image = image.convert("RGBa")
     image.thumbnail((44, 44), Image.Resampling.BOX)
     image = image.convert("RGBA")

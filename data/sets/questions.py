@@ -1,17 +1,17 @@
-"""Questions about real images and their answers, made from the annotations of the emoji and of Tux Paint's stamps.
+"""Visual question answering: questions and answers from the annotations of the emoji and of Tux Paint's stamps.
 
-The rule, by kind of question:
+The kinds of questions:
 
-- ``"what"``: "What is this?" The answer is the image's name: the label of an emoji, the first sentence of a stamp's
+- ``"what"``: "What is this?" The answer is the image's name: the label of an emoji, or the first sentence of a stamp's
   English caption without its article.
-- ``"group"``: "Which group is this in?" The emoji's group, or the first folder of a stamp.
-- ``"colour"``: "What colour is it?" where the name says one of `COLOURS`.
-- ``"tone"``: "What skin tone is it?" where the name of an emoji says one.
-- ``"which"``: "Which one is of the group G?" and two images of one side of the split, one of them of that group;
-  "the first" or "the second". Each image is asked after once.
+- ``"group"``: "Which group is this in?" The emoji's group, or the top folder of a stamp.
+- ``"colour"``: "What colour is it?" if the name contains one of `COLOURS`.
+- ``"tone"``: "What skin tone is it?" if the name of an emoji contains one.
+- ``"which"``: "Which one is of the group G?" and two images of one split, one of them of that group; "the first" or "the
+  second". One question per image.
 
-A skin-tone twin is asked for its tone alone: all else its sibling is asked already. Images, and so questions, are on the
-side of the split that their set gives them.
+Skin-tone variants have only the question about the tone; the other questions would repeat those of the base emoji. A
+question is in the split of its image.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLOURS = (
     "gold",
 )
 KINDS = ("what", "group", "colour", "tone", "which")
-ASKED = {
+QUESTIONS = {
     "what": "What is this?",
     "group": "Which group is this in?",
     "colour": "What colour is it?",
@@ -53,89 +53,92 @@ _TONE = re.compile(r"\b(light|medium-light|medium|medium-dark|dark) skin tone\b"
 
 
 def open_emoji_questions(split: str | None = None, kinds: Sequence[str] = KINDS) -> Rows:
-    """Questions about emoji, or about those of one side of the fixed split.
+    """Questions about emoji, or about one of the fixed splits.
 
-    Each row: `id`, `kind`, `messages` (a question with its image or images, and its answer), `text` (the question's
-    words and the answer, what a vocabulary is learned from), `split`.
+    Each row: `id`, `kind`, `messages` (a question with its image or images, and its answer), `text` (question and answer,
+    to train a text tokenizer), `split`.
 
     Args:
         split: "train", "validation" or "test"; None for all.
         kinds: some of `KINDS`.
     """
-    pictures = open_emoji()
-    return _open("emoji_questions", pictures, _shown_emoji, split, kinds)
+    return _open("emoji_questions", open_emoji(), _emoji, split, kinds)
 
 
 def open_stamp_questions(split: str | None = None, kinds: Sequence[str] = KINDS) -> Rows:
-    """The same about Tux Paint's stamps; see `open_emoji_questions`."""
-    return _open("stamp_questions", open_stamps(), _shown_stamp, split, kinds)
+    """Questions about Tux Paint's stamps; see `open_emoji_questions`."""
+    return _open("stamp_questions", open_stamps(), _stamp, split, kinds)
 
 
-def _shown_emoji(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": record["labels"]["en"], "group": record["group"], "twin": record["id"] != record["base"]}
+def _emoji(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": record["labels"]["en"],
+        "group": record["group"],
+        "skin_tone": record["id"] != record["base"],
+    }
 
 
-def _shown_stamp(record: Mapping[str, Any]) -> dict[str, Any]:
+def _stamp(record: Mapping[str, Any]) -> dict[str, Any]:
     name = re.split(r"[.!,;]", record["captions"].get("en", ""))[0].strip()
     name = re.sub(r"^(A|An|The)\s+", "", name)
-    return {"name": name, "group": record["class"].partition("/")[0], "twin": False}
+    return {"name": name, "group": record["class"].partition("/")[0], "skin_tone": False}
 
 
-def _open(name: str, pictures: Rows, shown: Any, split: str | None, kinds: Sequence[str]) -> Rows:
+def _open(name: str, images: Rows, annotate: Any, split: str | None, kinds: Sequence[str]) -> Rows:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise InputError(f"{name}: kinds {unknown}; expected some of {', '.join(KINDS)}")
-    columns = {c: pictures.column(c) for c in ("id", "image", "split")}
-    known = [
-        {c: values[i] for c, values in columns.items()} | shown(pictures._records[i])
-        for i in range(len(pictures))
+    columns = {c: images.column(c) for c in ("id", "image", "split")}
+    annotated = [
+        {c: values[i] for c, values in columns.items()} | annotate(images._records[i])
+        for i in range(len(images))
     ]
-    records = [q for picture in known for q in _alone(picture)]
-    for side in dict.fromkeys(columns["split"]):
-        records += _pairs([p for p in known if p["split"] == side and not p["twin"]])
+    records = [q for image in annotated for q in _about_one(image)]
+    for each_split in dict.fromkeys(columns["split"]):
+        records += _about_two([i for i in annotated if i["split"] == each_split and not i["skin_tone"]])
     rows = Rows([r for r in records if r["kind"] in kinds], name=name)
     return rows if split is None else rows.split(split)
 
 
-def _alone(picture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _about_one(image: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The questions about one image."""
-    tones, colours = set(_TONE.findall(picture["name"])), set(_COLOUR.findall(picture["name"].lower()))
-    if not picture["twin"]:
-        if picture["name"]:
-            yield _question(picture, "what", picture["name"])
-        yield _question(picture, "group", picture["group"])
+    tones, colours = set(_TONE.findall(image["name"])), set(_COLOUR.findall(image["name"].lower()))
+    if not image["skin_tone"]:
+        if image["name"]:
+            yield _question(image, "what", image["name"])
+        yield _question(image, "group", image["group"])
         if len(colours) == 1:
-            yield _question(picture, "colour", *colours)
+            yield _question(image, "colour", *colours)
     elif len(tones) == 1:
-        yield _question(picture, "tone", *tones)
+        yield _question(image, "tone", *tones)
 
 
-def _pairs(pictures: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Every image beside the next one of another group, in the order of a hash of their ids."""
-    order = sorted(pictures, key=lambda p: _hash(p["id"]))
-    for i, picture in enumerate(order):
+def _about_two(images: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Pairs of every image and the next one of another group, in the order of a hash of their ids."""
+    order = sorted(images, key=lambda p: _hash(p["id"]))
+    for i, image in enumerate(order):
         others = (order[(i + k) % len(order)] for k in range(1, len(order)))
-        other = next((p for p in others if p["group"] != picture["group"]), None)
+        other = next((p for p in others if p["group"] != image["group"]), None)
         if other is None:
             continue
-        first = _hash(f"{picture['id']} first") % 2 == 0
-        shown = [picture, other] if first else [other, picture]
-        words = ASKED["which"].format(picture["group"])
-        content = [words, {"image": shown[0]["image"]}, "or", {"image": shown[1]["image"]}]
-        yield _row(picture, "which", content, "the first" if first else "the second")
+        first = _hash(f"{image['id']} first") % 2 == 0
+        pair = [image, other] if first else [other, image]
+        question = QUESTIONS["which"].format(image["group"])
+        content = [question, {"image": pair[0]["image"]}, "or", {"image": pair[1]["image"]}]
+        yield _row(image, "which", content, "the first" if first else "the second")
 
 
-def _question(picture: Mapping[str, Any], kind: str, answer: str) -> dict[str, Any]:
-    return _row(picture, kind, [{"image": picture["image"]}, ASKED[kind]], answer)
+def _question(image: Mapping[str, Any], kind: str, answer: str) -> dict[str, Any]:
+    return _row(image, kind, [{"image": image["image"]}, QUESTIONS[kind]], answer)
 
 
-def _row(picture: Mapping[str, Any], kind: str, content: list[Any], answer: str) -> dict[str, Any]:
-    asked = " ".join(part for part in content if isinstance(part, str))
+def _row(image: Mapping[str, Any], kind: str, content: list[Any], answer: str) -> dict[str, Any]:
+    question = " ".join(part for part in content if isinstance(part, str))
     return {
-        "id": f"{picture['id']} {kind}",
+        "id": f"{image['id']} {kind}",
         "kind": kind,
         "messages": [{"role": "user", "content": content}, {"role": "assistant", "content": answer}],
-        "text": [f"Q: {asked}", f"A: {answer}"],
-        "split": picture["split"],
+        "text": [f"Q: {question}", f"A: {answer}"],
+        "split": image["split"],
     }
 
 

@@ -1,6 +1,6 @@
-"""Sentences of a small grammar as speech with known text: espeak-ng says them, see `data.spoken`.
+"""Speech with transcripts: sentences of a small grammar, synthesised by espeak-ng (see `data.espeak`).
 
-Sentences and voices are divided by the same split, so that the test rows are unseen sentences in unheard voices.
+Sentences and voices have the same split: the test rows are unseen sentences by unseen voices.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from worldtokens.data import fetch
-from worldtokens.data.rows import Rows, side_of
-from worldtokens.data.sets.spoken_digits import ACCENTS, family, held, keep, voices
+from worldtokens.data import espeak, fetch
+from worldtokens.data.rows import Rows, split_of
 
 COUNTS = {"train": 4000, "validation": 200, "test": 400}
 WORDS = {
@@ -47,24 +46,24 @@ FORMS = (
 
 
 def open_spoken_sentences(split: str | None = None) -> Rows:
-    """4,600 English sentences such as "seven small red ships near the bridge", 3 to 8 words, about 65 words in all.
+    """4,600 English sentences such as "seven small red ships near the bridge", 3 to 8 words, about 65 distinct words.
 
     Each row: `id`, `audio` (WAV bytes, 22,050 Hz, 1 to 4 s), `text` (lower case, no punctuation), `voice`, `accent`, `split`.
-    Every sentence is said once. A sentence's text decides its side, and its voice is drawn from the families of voices
-    on that side (as in the spoken digits): 4,000 to learn from, 200 and 400 of unseen sentences by unheard voices.
+    Every sentence is spoken once. The split is by a hash of the text; the voice is drawn from the voice families of that
+    split (as in `spoken_digits`): 4,000 training rows, 200 and 400 rows of unseen sentences by unseen voices.
 
     Args:
         split: "train", "validation" or "test"; None for all.
 
     Raises:
-        InputError: espeak-ng is not there and cannot be fetched.
+        InputError: espeak-ng is not installed and cannot be downloaded.
     """
-    rows = Rows(held(fetch.cached("spoken_sentences", _fill)), name="spoken_sentences")
+    rows = Rows(espeak.read_recordings(fetch.cached("spoken_sentences", _fill)), name="spoken_sentences")
     return rows if split is None else rows.split(split)
 
 
 def sentence(rng: random.Random) -> str:
-    """A sentence of the grammar; the words of one kind that it holds differ."""
+    """A random sentence of the grammar; its words of one kind are distinct."""
     form = rng.choice(FORMS)
     for kind, words in WORDS.items():
         chosen = rng.sample(words, form.count(f"{{{kind}}}"))
@@ -74,25 +73,25 @@ def sentence(rng: random.Random) -> str:
 
 
 def _fill(folder: Path) -> None:
-    rng, heard = random.Random(0), voices()
-    by_side = {side: [v for v in heard if side_of(family(v)) == side] for side in COUNTS}
+    rng, voices = random.Random(0), espeak.voices()
+    by_split = {s: [v for v in voices if split_of(espeak.voice_family(v)) == s] for s in COUNTS}
     left, known, rows = dict(COUNTS), set(), []
     while any(left.values()):
         text = sentence(rng)
-        side = side_of(text)
-        if text in known or not left[side]:
+        split = split_of(text)
+        if text in known or not left[split]:
             continue
         known.add(text)
-        left[side] -= 1
+        left[split] -= 1
         rows.append(
             {
-                "id": f"{side}/{COUNTS[side] - left[side]}",
+                "id": f"{split}/{COUNTS[split] - left[split]}",
                 "text": text,
-                "voice": rng.choice(by_side[side]),
-                "accent": rng.choice(ACCENTS),
+                "voice": rng.choice(by_split[split]),
+                "accent": rng.choice(espeak.ACCENTS),
                 "speed": rng.randint(130, 210),
                 "pitch": rng.randint(25, 75),
-                "split": side,
+                "split": split,
             }
         )
-    keep(folder, rows)
+    espeak.write_recordings(folder, rows)

@@ -1,26 +1,24 @@
-"""A user's own folders and tables: pairing, odd bytes, quotes, and complaints that name the line."""
+"""The user's own folders and tables: captions, encodings, quotes, and errors that name the line."""
 
 import json
-import pickle
 import unicodedata
 
 import pytest
 
-from worldtokens.data.manifests import open_rows, words_of_name, write_folder
-from worldtokens.data.rows import Rows, side_of
+from worldtokens.data.manifests import caption_from_name, open_rows, write_folder
 from worldtokens.errors import InputError
 
-PNG = b"\x89PNG\r\n\x1a\n"  # enough for readers that never look inside
+PNG = b"\x89PNG\r\n\x1a\n"  # enough, since nothing here decodes it
 
 
 @pytest.fixture
-def place(tmp_path):
+def files(tmp_path):
     """Writes files: name -> text or bytes; every image named a.png, b.png, c.png exists."""
 
-    def write(**files):
+    def write(**contents):
         for name in ("a.png", "b.png", "c.png"):
             (tmp_path / name).write_bytes(PNG)
-        for name, content in files.items():
+        for name, content in contents.items():
             path = tmp_path / name.replace("__", "/").replace("_DOT_", ".")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -57,8 +55,8 @@ def test_folder_pairs_files_with_captions(tmp_path):
     assert "text" not in open_rows(tmp_path, captions_from_names=False)[4]
 
 
-def test_two_pictures_of_one_stem_are_two_rows(place):
-    root = place(a_DOT_jpg=PNG, a_DOT_txt="twice")
+def test_two_images_with_one_stem_are_two_rows(files):
+    root = files(a_DOT_jpg=PNG, a_DOT_txt="twice")
     rows = [row for row in open_rows(root) if row.get("text") == "twice"]
     assert [row["id"] for row in rows] == ["a.jpg", "a.png"]
 
@@ -70,7 +68,7 @@ def test_decomposed_file_name_finds_its_caption(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stem", "words"),
+    ("stem", "caption"),
     [
         ("blueCar", "blue Car"),
         ("12_angry_men", "12 angry men"),
@@ -83,39 +81,39 @@ def test_decomposed_file_name_finds_its_caption(tmp_path):
         ("3f2a9c01b7", ""),
     ],
 )
-def test_words_of_file_names(stem, words):
-    assert words_of_name(stem) == words
+def test_captions_from_file_names(stem, caption):
+    assert caption_from_name(stem) == caption
 
 
-def test_folder_without_media_and_empty_caption(tmp_path, place):
+def test_folder_without_media_and_empty_caption(tmp_path, files):
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(InputError, match="found no image"):
         open_rows(empty)
-    root = place(a_DOT_txt=" \n")
+    root = files(a_DOT_txt=" \n")
     with pytest.raises(InputError, match=r"a\.txt: found no caption"):
         open_rows(root)
     rows = open_rows(root, on_error="skip")
     assert len(rows) == 2 and len(rows.skipped) == 1 and "1 rows skipped" in rows.report()
 
 
-def test_csv_with_quotes_commas_and_line_breaks(place):
+def test_csv_with_quotes_commas_and_line_breaks(files):
     table = 'image,text\r\na.png,"a ""big"", red\r\nball"\r\n\r\nb.png,plain\r\n'
-    rows = open_rows(place(t_DOT_csv="\ufeff" + table) / "t.csv")
+    rows = open_rows(files(t_DOT_csv="\ufeff" + table) / "t.csv")
     assert [row["text"] for row in rows] == ['a "big", red\r\nball', "plain"]
     assert rows[0]["id"] == "a.png" and rows[0]["image"].endswith("/a.png")
 
 
-def test_csv_faults_name_the_line_behind_a_caption_of_two_lines(place):
-    root = place(t_DOT_csv='image,text\na.png,"two\nlines"\nb.png,one, too many\nc.png,good\n')
+def test_csv_errors_name_the_line_after_a_caption_of_two_lines(files):
+    root = files(t_DOT_csv='image,text\na.png,"two\nlines"\nb.png,one, too many\nc.png,good\n')
     with pytest.raises(InputError, match=r"t\.csv, line 4: found 3 fields, expected 2 \(image, text\)"):
         open_rows(root / "t.csv")
     rows = open_rows(root / "t.csv", on_error="skip")
     assert [row["id"] for row in rows] == ["a.png", "c.png"] and "line 4" in rows.skipped[0]
 
 
-def test_an_open_quote_never_swallows_rows(place):
-    root = place(t_DOT_tsv='image\ttext\na.png\t"so it began\nb.png\tsecond\n')
+def test_an_unclosed_quote_raises(files):
+    root = files(t_DOT_tsv='image\ttext\na.png\t"so it began\nb.png\tsecond\n')
     for on_error in ("raise", "skip"):
         with pytest.raises(InputError, match=r"line 2 .*quotes=False"):
             open_rows(root / "t.tsv", on_error=on_error)
@@ -123,12 +121,12 @@ def test_an_open_quote_never_swallows_rows(place):
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
-def test_byte_0x92(place, name):
+def test_byte_0x92(files, name):
     if name == "t.csv":
         data = b"image,text\na.png,it is\nb.png,it\x92s\nc.png,end\n"
     else:
         data = b'{"image":"a.png","text":"it is"}\n{"image":"b.png","text":"it\x92s"}\n{"image":"c.png","text":"end"}\n'
-    path = place(**{name.replace(".", "_DOT_"): data}) / name
+    path = files(**{name.replace(".", "_DOT_"): data}) / name
     line = 3 if name == "t.csv" else 2
     with pytest.raises(InputError, match=rf"line {line}: found byte 0x92 .*cp1252"):
         open_rows(path)
@@ -139,17 +137,17 @@ def test_byte_0x92(place, name):
     assert open_rows(path, encoding="cp1252")[1]["text"] == "it’s"
 
 
-def test_other_encodings_and_delimiters(place):
+def test_other_encodings_and_delimiters(files):
     text = "image;text\na.png;été\n"
-    root = place(u_DOT_csv=text.encode("utf-16"), s_DOT_csv=text, m_DOT_csv=text.replace("\n", "\r"))
+    root = files(u_DOT_csv=text.encode("utf-16"), s_DOT_csv=text, m_DOT_csv=text.replace("\n", "\r"))
     with pytest.raises(InputError, match='encoding="utf-16"'):
         open_rows(root / "u.csv")
     assert open_rows(root / "u.csv", encoding="utf-16")[0]["text"] == "été"
     assert open_rows(root / "s.csv")[0]["text"] == open_rows(root / "m.csv")[0]["text"] == "été"
 
 
-def test_columns_are_renamed_and_unknown_ones_explained(place):
-    root = place(t_DOT_csv="filepath,title,alt\na.png,first,second\n", h_DOT_csv="a.png,first\n")
+def test_columns_are_renamed_and_unknown_ones_raise(files):
+    root = files(t_DOT_csv="filepath,title,alt\na.png,first,second\n", h_DOT_csv="a.png,first\n")
     with pytest.raises(InputError, match="found columns filepath, title, alt"):
         open_rows(root / "t.csv")
     with pytest.raises(InputError, match="no column 'caption'"):
@@ -157,11 +155,11 @@ def test_columns_are_renamed_and_unknown_ones_explained(place):
     row = open_rows(root / "t.csv", columns={"image": "filepath", "text": ["title", "alt"]})[0]
     assert row["text"] == ["first", "second"] and row["image"].endswith("a.png")
     assert open_rows(root / "h.csv", header=["image", "text"])[0]["text"] == "first"
-    with pytest.raises(InputError, match="comes 2 times"):
-        open_rows(place(d_DOT_csv="text,text\na,b\n") / "d.csv")
+    with pytest.raises(InputError, match="occurs 2 times"):
+        open_rows(files(d_DOT_csv="text,text\na,b\n") / "d.csv")
 
 
-def test_missing_files_addresses_and_wrong_types(place):
+def test_missing_files_urls_and_wrong_types_raise(files):
     lines = [
         {"image": "none.png"},
         {"image": "http://x.org/a.png"},
@@ -170,40 +168,40 @@ def test_missing_files_addresses_and_wrong_types(place):
         ["a"],
         {"text": "ok"},
     ]
-    root = place(t_DOT_jsonl="\n".join(map(json.dumps, lines)) + "\n{bad\n")
-    for number, said in enumerate(("no file", "Download it first", "holds 5", "found", "a list"), 1):
-        one = place(one_DOT_jsonl=json.dumps(lines[number - 1])) / "one.jsonl"
-        with pytest.raises(InputError, match=rf"line 1: .*{said}"):
+    root = files(t_DOT_jsonl="\n".join(map(json.dumps, lines)) + "\n{bad\n")
+    for number, message in enumerate(("no file", "Download it first", "is 5", "found", "a list"), 1):
+        one = files(one_DOT_jsonl=json.dumps(lines[number - 1])) / "one.jsonl"
+        with pytest.raises(InputError, match=rf"line 1: .*{message}"):
             open_rows(one)
     rows = open_rows(root / "t.jsonl", on_error="skip")
     assert len(rows) == 1 and rows[0]["id"] == "6" and len(rows.skipped) == 6
     assert len(open_rows(root / "t.jsonl", on_error="skip", check=False)) == 2
 
 
-def test_several_captions_and_lines_for_one_picture(place):
-    root = place(
+def test_several_captions_and_lines_for_one_image(files):
+    root = files(
         t_DOT_jsonl='{"image": "a.png", "text": ["one", "two"], "more": 1}\n',
         t_DOT_csv="image,text\na.png,one\nb.png,x\na.png,two\na.png,one\n",
     )
     assert open_rows(root / "t.jsonl")[0]["text"] == ["one", "two"]
     assert [row["text"] for row in open_rows(root / "t.csv", merge="image")] == [["one", "two"], "x"]
-    sides = [{row["image"] for row in _side(root / "t.csv", side)} for side in ("train", "test")]
-    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 2
+    splits = [{row["image"] for row in _split(root / "t.csv", split)} for split in ("train", "test")]
+    assert not splits[0] & splits[1] and len(splits[0] | splits[1]) == 2
 
 
-def _side(path, side):
-    return open_rows(path).split(side, {"train": 0.5, "test": 0.5})
+def _split(path, split):
+    return open_rows(path).split(split, {"train": 0.5, "test": 0.5})
 
 
-def test_empty_cells_are_missing_columns(place):
-    rows = open_rows(place(t_DOT_csv="image,text,note\na.png,,x\n,only text,\n") / "t.csv")
+def test_empty_cells_are_missing_columns(files):
+    rows = open_rows(files(t_DOT_csv="image,text,note\na.png,,x\n,only text,\n") / "t.csv")
     assert "text" not in rows[0] and "image" not in rows[1]
     with pytest.raises(InputError, match="no usable row"):
-        open_rows(place(t_DOT_csv="image,text\n") / "t.csv")
+        open_rows(files(t_DOT_csv="image,text\n") / "t.csv")
 
 
-def test_folder_with_metadata_is_read_through_it(place):
-    root = place(metadata_DOT_csv="file_name,text\na.png,listed\n")
+def test_a_metadata_file_describes_its_folder(files):
+    root = files(metadata_DOT_csv="file_name,text\na.png,listed\n")
     rows = open_rows(root)
     assert len(rows) == 1 and rows[0]["image"].endswith("a.png") and rows[0]["text"] == "listed"
 
@@ -220,32 +218,7 @@ def test_names_and_paths():
         open_rows(__file__)
 
 
-def test_split_depends_on_nothing_but_the_key(place, tmp_path):
-    rows = Rows([{"id": str(i), "text": str(i)} for i in range(2000)], name="numbers")
-    sides = {side: rows.split(side) for side in ("train", "validation", "test")}
-    assert sum(map(len, sides.values())) == 2000
-    assert abs(len(sides["train"]) / 2000 - 0.8) < 0.03 and abs(len(sides["test"]) / 2000 - 0.12) < 0.03
-    longer = Rows([{"id": str(i), "text": str(i)} for i in reversed(range(3000))], name="more")
-    assert set(sides["test"].column("id")) <= set(longer.split("test").column("id"))
-    assert side_of("x", {"a": 0.0, "b": 1.0}) == "b"
-    with pytest.raises(InputError, match="add up to 1"):
-        rows.split("train", {"train": 0.8})
-    with pytest.raises(InputError, match="no split 'val'"):
-        rows.split("val")
-
-
-def test_rows_behave_as_a_sequence():
-    rows = Rows([{"text": ["a", "b"]}, {"text": "c"}, {"other": 1}], name="three")
-    assert rows[-1] == {"other": 1} and len(rows[1:]) == 2 and rows[:2].texts() == ["a", "b", "c"]
-    assert rows.take([2, 0, 0]).column("text") == [None, ["a", "b"], ["a", "b"]]
-    assert list(pickle.loads(pickle.dumps(rows))) == list(rows)
-    with pytest.raises(IndexError):
-        rows[3]
-    with pytest.raises(InputError, match="columns are text, other"):
-        rows.column("image")
-
-
-def test_written_folder_reads_back(tmp_path):
+def test_a_written_folder_is_read_back(tmp_path):
     rows = open_rows("emoji", split="validation")[:12]
     paths = write_folder(rows, tmp_path / "out")
     again = {row["id"]: row for row in open_rows(tmp_path / "out")}
@@ -254,14 +227,14 @@ def test_written_folder_reads_back(tmp_path):
         assert again[path.name]["text"] == (row["text"] if len(row["text"]) > 1 else row["text"][0])
 
 
-def test_columns_of_a_front_end_that_isnt_built_in(place):
-    """Naming them through columns= is enough; without that the complaint tells how."""
-    root = place(t_DOT_jsonl='{"row": {"age": 31}}\n', t_DOT_csv="notes,tempo\nc d e,120\n")
+def test_columns_of_a_custom_front_end(files):
+    """They are listed in columns=; without it the error says how."""
+    root = files(t_DOT_jsonl='{"row": {"age": 31}}\n', t_DOT_csv="notes,tempo\nc d e,120\n")
     assert open_rows(root / "t.jsonl", columns={"row": "row"})[0]["row"] == {"age": 31}
     assert open_rows(root / "t.jsonl", columns={"person": "row"})[0]["person"] == {"age": 31}
     row = open_rows(root / "t.csv", columns={"midi": "notes"})[0]
     assert (row["midi"], row["tempo"]) == ("c d e", "120")
     for name, column in (("t.jsonl", "row"), ("t.csv", "notes")):
-        with pytest.raises(InputError, match="front-end of your own") as told:
+        with pytest.raises(InputError, match="front-end of your own") as error:
             open_rows(root / name)
-        assert f'columns={{"{column}": "{column}"}}' in str(told.value)
+        assert f'columns={{"{column}": "{column}"}}' in str(error.value)

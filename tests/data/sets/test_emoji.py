@@ -1,4 +1,4 @@
-"""The embedded set: what a user who trains on it relies on."""
+"""The embedded emoji set: sizes, splits, captions, and reading from several processes."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ from worldtokens.data import samples
 from worldtokens.data.sets.emoji import LANGUAGES, PACK, emoji_captions, emoji_concept, emoji_id, open_emoji
 from worldtokens.errors import InputError
 
-SIDES = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 
 
 def test_counts_and_distinct_captions():
@@ -25,28 +25,28 @@ def test_counts_and_distinct_captions():
     assert len(set(rows.column("id"))) == 3786
     assert len({texts[0] for texts in rows.column("text")}) == 3786
     assert len(set(rows.column("base"))) == len(samples.open("emoji", skin_tones=False)) == 1911
-    sides = [len(samples.open("emoji", split=side)) for side in SIDES]
-    assert sides == [3050, 346, 390]
+    splits = [len(samples.open("emoji", split=split)) for split in SPLITS]
+    assert splits == [3050, 346, 390]
 
 
-def test_every_picture_is_a_64_pixel_png():
+def test_every_image_is_a_64_pixel_png():
     for row in samples.open("emoji")[::50]:
         with Image.open(io.BytesIO(row["image"])) as image:
             image.load()
             assert (image.format, image.size) == ("PNG", (64, 64))
 
 
-def test_no_base_concept_or_picture_is_on_two_sides():
+def test_splits_share_no_base_concept_or_image():
     for key in ("base", "concept", "image"):
         seen = [
-            {hashlib.sha256(row[key]).digest() if key == "image" else row[key] for row in open_emoji(side)}
-            for side in SIDES
+            {hashlib.sha256(row[key]).digest() if key == "image" else row[key] for row in open_emoji(split)}
+            for split in SPLITS
         ]
         assert not (seen[0] & seen[1] or seen[0] & seen[2] or seen[1] & seen[2]), key
 
 
 def test_skin_tones_and_genders_share_a_concept():
-    rows = {row["id"]: row for row in open_emoji().where(lambda row: "-1F692" in row["id"])}
+    rows = {row["id"]: row for row in open_emoji().filter(lambda row: "-1F692" in row["id"])}
     assert len(rows) == 18  # person, man, woman firefighter, each plain and in five tones
     assert len({row["concept"] for row in rows.values()}) == 1
     assert rows["1F469-1F3FD-200D-1F692"]["base"] == "1F469-200D-1F692"
@@ -56,7 +56,7 @@ def test_skin_tones_and_genders_share_a_concept():
 
 
 def test_captions_by_language():
-    rows = open_emoji(languages=("en", "fr")).where(lambda row: row["id"] == "1F600")
+    rows = open_emoji(languages=("en", "fr")).filter(lambda row: row["id"] == "1F600")
     texts = rows[0]["text"]
     assert texts[0] == "grinning face" and "visage rieur" in texts
     assert rows[0]["labels"] == {"en": "grinning face", "fr": "visage rieur"}
@@ -70,21 +70,23 @@ def test_captions_by_language():
 def test_caption_rule():
     assert emoji_captions("cat", ["pet", "Cat", "animal"]) == ["cat", "cat: pet, animal", "pet, animal"]
     assert emoji_captions("flag: Fiji", ["FJ"]) == ["flag: Fiji", "flag: Fiji, FJ", "FJ"]
-    assert emoji_captions("hand: dark skin tone", ["bye"], twin=True)[1:] == ["hand: dark skin tone, bye"]
+    assert emoji_captions("hand: dark skin tone", ["bye"], skin_tone=True)[1:] == [
+        "hand: dark skin tone, bye"
+    ]
     assert emoji_captions("cat", []) == ["cat"]
     assert emoji_id("1f3c3-200d-2640-fe0f") == "1F3C3-200D-2640"
 
 
-def test_rows_are_the_same_each_time_and_cannot_be_spoiled():
+def test_rows_are_deterministic_and_cannot_be_modified():
     one, two = open_emoji("test"), open_emoji("test")
     assert [one[i] for i in range(0, 390, 39)] == [two[i] for i in range(0, 390, 39)]
     row = one[0]
-    row["text"].append("spoiled")
-    row["labels"]["en"] = "spoiled"
+    row["text"].append("modified")
+    row["labels"]["en"] = "modified"
     assert one[0] == two[0] != row
 
 
-def test_pictures_stay_unread_until_asked_for_and_pickles_are_small():
+def test_images_are_lazy_and_pickles_are_small():
     rows = open_emoji("test")
     assert not any(isinstance(value, bytes) for value in rows.column("image"))
     data = pickle.dumps(rows)
@@ -114,14 +116,14 @@ def test_the_pack_is_a_plain_zip_with_its_notice():
         assert archive.namelist() == ["README.txt", "pictures.bin", "index.jsonl"]
         assert "CC-BY-4.0" in archive.read("README.txt").decode()
         line = json.loads(archive.read("index.jsonl").splitlines()[3])
-        with archive.open("pictures.bin") as pictures:
-            pictures.seek(line["start"])
-            assert pictures.read(line["size"]) == open_emoji()[3]["image"]
+        with archive.open("pictures.bin") as images:
+            images.seek(line["start"])
+            assert images.read(line["size"]) == open_emoji()[3]["image"]
     assert "CC-BY-4.0" in PACK.with_name("EMOJI_LICENSE.md").read_text()
     assert PACK.stat().st_size < 11_000_000
 
 
-def test_damaged_pack_says_what_to_do(tmp_path, monkeypatch):
+def test_a_damaged_pack_raises_with_what_to_do(tmp_path, monkeypatch):
     broken = tmp_path / "emoji.zip"
     broken.write_bytes(PACK.read_bytes()[:5000])
     monkeypatch.setattr("worldtokens.data.sets.emoji.PACK", broken)
@@ -139,14 +141,14 @@ def test_unknown_names_list_the_known_ones():
     assert {name for name, *_ in samples.table()} == set(samples.SETS)
 
 
-def test_plain_ones_repeat_none_with_a_skin_tone():
+def test_emoji_plain_has_no_skin_tone_variants():
     plain = samples.open("emoji_plain")
     assert len(plain) == 1911 and all(row["id"] == row["base"] for row in plain)
     assert {row["id"] for row in plain} < {row["id"] for row in samples.open("emoji")}
 
 
 @pytest.mark.network
-def test_the_committed_pack_is_what_the_script_builds():
+def test_the_script_builds_the_committed_pack():
     import subprocess
     import sys
     from pathlib import Path

