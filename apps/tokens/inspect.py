@@ -110,11 +110,11 @@ def look(
     """
     import torch
 
-    from worldtokens.data.files import shown
+    from worldtokens.data.files import printable
 
     path = source
     made = {} if made is None else made
-    name = shown(source if not given else f'"{source}"' if len(source) <= 40 else f'"{source[:39]}…"')
+    name = printable(source if not given else f'"{source}"' if len(source) <= 40 else f'"{source[:39]}…"')
     try:
         kind = "text" if given else kind or kind_of(source)
     except InputError as e:

@@ -33,9 +33,9 @@ def evaluate(out: Path, scale: float = 1.0) -> list[Result]:
         training = [i for i in range(len(rows)) if fold[i] != k]
         held_out = [i for i in range(len(rows)) if fold[i] == k]
         recipe = read_recipe("classify_samples", out / f"fold{k}", scale, k)
-        task, report = train_recipe(recipe, rows.take(training), rows.take(held_out))
+        task, report = train_recipe(recipe, rows.select(training), rows.select(held_out))
         seconds += report.seconds
-        test = rows.take(held_out)
+        test = rows.select(held_out)
         logits.append((task.logits([row["audio"] for row in test]).cpu(), classes_of(test, task.names)))
         confusion = confusion + task.confusion(test)
         y = classes_of(rows, task.names)

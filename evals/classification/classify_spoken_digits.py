@@ -18,7 +18,7 @@ def evaluate(out: Path, scale: float = 1.0) -> list[Result]:
     """Train on 81 voices; evaluate on the voices of the test rows and on ten recorded prompts."""
     task, report = train_recipe(read_recipe("classify_spoken_digits", out / "ours", scale))
     sides = {side: samples.open("spoken_digits", split=side) for side in ("train", "validation", "test")}
-    voice = samples.open("voice").where(lambda r: r["class"] == "digits" and r["text"] in WORDS)
+    voice = samples.open("voice").filter(lambda r: r["class"] == "digits" and r["text"] in WORDS)
     human = [{"audio": row["audio"], "class": str(WORDS.index(row["text"]))} for row in voice]
     tests = {"test": sides["test"], "human": human}
     mels = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worldtokens.data import samples
 from worldtokens.data.rows import Rows
-from worldtokens.data.sets.stamps import SPOKEN
+from worldtokens.data.sets.stamps import SPOKEN_LANGUAGES
 from worldtokens.evals.base import Result
 from worldtokens.evals.baselines.cca import audio_features, image_features, linear_pairs, text_features
 from worldtokens.evals.contrastive.base import CachedReader, pair_results, size_of, speed_result
@@ -36,7 +36,7 @@ def evaluate(out: Path, scale: float = 1.0) -> list[Result]:
     read = CachedReader(model, ("image", "audio"))
     train = read(rows)
     held_out = {
-        side: read([_with_class(r) for r in samples.open("stamps", split=side, languages=SPOKEN)[::every]])
+        side: read([_with_class(r) for r in samples.open("stamps", split=side, languages=SPOKEN_LANGUAGES)[::every]])
         for side in ("validation", "test")
     }
     report = train_measured(model, train, held_out["validation"], recipe, augment)
