@@ -144,7 +144,7 @@ class _Run:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
         self.report = TrainReport()
         self.first = self._resume() if train.resume else 0
-        # DDP is told to expect unused parameters, and warns when a step has none
+        # find_unused_parameters=True makes DDP warn when a step has no unused parameter
         warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified")
         self.model = acc.prepare_model(_LossModule(task))
 

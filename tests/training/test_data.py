@@ -209,7 +209,7 @@ def test_a_batch_of_only_bad_rows_raises_one_error(clip, rows, tmp_path, workers
     with pytest.raises(InputError, match=r"none of the \d+ rows tried.*/nowhere/\d+.png.*data.columns"):
         train(small_clip(rows), broken, train=run)
     with pytest.raises(InputError, match="none of this task's"):
-        train(small_clip(rows), [{"image": "x"}] * 8, train=run)
+        train(small_clip(rows), [{"photo": "x"}] * 8, train=run)
 
 
 def test_best_and_last_are_loadable_models(clip, rows, tmp_path):
