@@ -1,4 +1,4 @@
-"""What a case of the corpus is, and the list of them that the other scripts fill."""
+"""`Case`, and the list of cases that the `*_cases` modules fill."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A file, and what is right.
+    """A file and its expected result.
 
     Args:
-        kind: which of `worker.FRONT_ENDS` reads it.
-        name: its path below the folder of that kind.
-        right: the number of tokens (of rows for a manifest), or a pattern that the `InputError` matches.
-        make: gives the bytes, or several files by name below a folder called `name`, or makes the file at a path itself.
-        check: a raw sample -> whether it is right.
+        kind: a key of `worker.front_ends`, which reads the file.
+        name: path below the folder of that kind.
+        expected: number of tokens (of rows for a manifest), or a regular expression that the `InputError` matches.
+        make: returns the bytes, or a dict of several files below a folder called `name`; or takes a path and creates it.
+        check: a raw sample -> whether it is correct.
     """
 
     kind: str
     name: str
-    right: int | str
+    expected: int | str
     make: Callable
     check: Callable | None = None
 
@@ -32,10 +32,11 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(kind: str, name: str, right: int | str, make: Callable, check: Callable | None = None) -> None:
-    CASES.append(Case(kind, name, right, make, check))
+def case(kind: str, name: str, expected: int | str, make: Callable, check: Callable | None = None) -> None:
+    """Adds a case to the corpus."""
+    CASES.append(Case(kind, name, expected, make, check))
 
 
-def cut(make: Callable[[], bytes], part: float = 0.5) -> Callable[[], bytes]:
+def truncated(make: Callable[[], bytes], fraction: float = 0.5) -> Callable[[], bytes]:
     """The first part of a file."""
-    return lambda: (d := make())[: int(len(d) * part)]
+    return lambda: (d := make())[: int(len(d) * fraction)]

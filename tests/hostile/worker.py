@@ -1,10 +1,10 @@
-"""Reads files of the corpus in a process of its own, so that a crash of a native decoder is one failed file.
+"""Reads files of the corpus in a separate process, so that a crash of a native decoder fails one file only.
 
-    python tests/hostile/worker.py corpus FOLDER FIRST      # cases FIRST, FIRST + 1, ... of make.CASES
-    python tests/hostile/worker.py fuzz FOLDER COUNT FIRST  # seeds of every reader, damaged COUNT times each
-    python tests/hostile/worker.py trial FOLDER FIRST       # what the watch itself is tested with
+    python tests/hostile/worker.py corpus FOLDER FIRST      # cases FIRST, FIRST + 1, ... of corpus.CASES
+    python tests/hostile/worker.py fuzz FOLDER COUNT FIRST  # seeds of every reader, COUNT mutations each
+    python tests/hostile/worker.py trial FOLDER FIRST       # items that test the supervisor
 
-A line of JSON says what begins, another how it went.
+Each item prints one JSON line at its start and one with its result.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import time
 import warnings
 from pathlib import Path
 
-ROOM = 3 << 30  # bytes of address space beyond those of the libraries: no test brings the machine down
+HEADROOM = 3 << 30  # bytes of address space beyond the libraries: no test exhausts the machine
 START = time.process_time()
 
 
 def front_ends() -> dict:
-    """By kind: path -> (raw sample, number of tokens)."""
+    """Kind -> function from a path to (raw sample, number of tokens)."""
     import torch
 
     import worldtokens as wt
@@ -34,7 +34,7 @@ def front_ends() -> dict:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    made = {
+    tokenizers = {
         "image": wt.ImageTokenizer(16, 16, 224),
         "image native": wt.ImageTokenizer(16, 16, None, max_tokens=256),
         "audio": wt.AudioTokenizer(48, "whisper"),
@@ -49,8 +49,8 @@ def front_ends() -> dict:
         "latents": TriplaneTokenizer(16, 2, 2),
     }
 
-    def through(kind: str):
-        tokenizer = made[kind]
+    def reader(kind: str):
+        tokenizer = tokenizers[kind]
 
         def read(path: str):
             with torch.no_grad(), warnings.catch_warnings():
@@ -63,22 +63,22 @@ def front_ends() -> dict:
         return read
 
     def rows(path: str):
-        found = wt.open_rows(path)
-        return found, len(found)
+        rows = wt.open_rows(path)
+        return rows, len(rows)
 
-    return {kind: through(kind) for kind in made} | {"manifest": rows}
+    return {kind: reader(kind) for kind in tokenizers} | {"manifest": rows}
 
 
 def reset_peak() -> None:
-    """Give back what was freed, and let the kernel count the peak anew, where it can."""
+    """Returns freed memory to the system and resets the kernel's peak, where possible."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps it, and it would count as in use before
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory, which would count as in use
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """Most bytes of memory in use since `reset_peak`, or since the start."""
+    """Peak memory in bytes since `reset_peak`, or since the start."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(re.search(r"VmHWM:\s*(\d+)", status)[1]) << 10
@@ -87,6 +87,7 @@ def peak() -> int:
 
 
 def in_use() -> int:
+    """Memory in use, in bytes."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -94,19 +95,21 @@ def in_use() -> int:
 
 
 def limit() -> None:
+    """Limits the address space."""
     try:
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
         return
-    resource.setrlimit(resource.RLIMIT_AS, (now + ROOM, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (now + HEADROOM, resource.RLIM_INFINITY))
 
 
-def say(**facts) -> None:
-    os.write(OUT, (json.dumps(facts) + "\n").encode())
+def report(**fields) -> None:
+    """Prints one JSON line."""
+    os.write(OUT, (json.dumps(fields) + "\n").encode())
 
 
 def attempt(read, path: str) -> dict:
-    """Read one file; what came of it, CPU seconds and bytes beyond what was in use before."""
+    """Reads one file; returns the result, CPU seconds and additional bytes of memory."""
     from worldtokens.errors import InputError
 
     reset_peak()
@@ -116,76 +119,76 @@ def attempt(read, path: str) -> dict:
         raw, count = read(path)
         out = {"count": count}
     except InputError as e:
-        out = {"refused": str(e)}
-    except BaseException as e:  # whatever it is, it's the finding
+        out = {"error": str(e)}
+    except BaseException as e:  # any other exception is a failure
         out = {"wrong": f"{type(e).__name__}: {e}"[:300]}
     out |= {"cpu": time.process_time() - begun, "wall": time.monotonic() - clock}
     return out | {"bytes": max(0, peak() - before), "raw": raw}
 
 
 def corpus(folder: Path, first: int) -> None:
-    from make import CASES
+    from corpus import CASES
 
     readers = front_ends()
     warm(readers, folder)
     limit()
     for i, c in enumerate(CASES[first:], first):
-        say(begin=i)
+        report(begin=i)
         out = attempt(readers[c.kind], str(c.path(folder)))
         raw = out.pop("raw")
         if "count" in out and c.check is not None:
-            out["right"] = bool(c.check(raw))
-        say(done=i, **out)
+            out["correct"] = bool(c.check(raw))
+        report(done=i, **out)
 
 
 def warm(readers: dict, folder: Path) -> None:
-    """What libraries load at their first use is not a file's doing."""
+    """Reads one valid file of each kind, so that lazy imports do not count."""
     import torch  # noqa: F401
     import trimesh  # noqa: F401
-    from make import CASES
+    from corpus import CASES
 
     seen = set()
     for c in CASES:
-        if isinstance(c.right, int) and c.kind not in seen:
+        if isinstance(c.expected, int) and c.kind not in seen:
             seen.add(c.kind)
             attempt(readers[c.kind], str(c.path(folder)))
 
 
 def fuzz(folder: Path, count: int, first: int) -> None:
-    from damage import SEEDS, damaged, kind_of
+    from mutations import SEEDS, fuzz_one, kind_of
 
     readers = front_ends()
     limit()
     for i, kind in enumerate(map(kind_of, SEEDS)):
         if i < first:
             continue
-        say(begin=i)
-        told = {"tried": 0, "refused": 0, "cpu": 0.0, "bytes": 0}
+        report(begin=i)
+        total = {"tried": 0, "errors": 0, "cpu": 0.0, "bytes": 0}
 
-        def one(path: Path, read=readers[kind], told=told) -> None:
+        def one(path: Path, read=readers[kind], total=total) -> None:
             out = attempt(read, str(path))
-            told["tried"] += 1
-            told["refused"] += "refused" in out
-            told["cpu"], told["bytes"] = max(told["cpu"], out["cpu"]), max(told["bytes"], out["bytes"])
+            total["tried"] += 1
+            total["errors"] += "error" in out
+            total["cpu"], total["bytes"] = max(total["cpu"], out["cpu"]), max(total["bytes"], out["bytes"])
             assert "wrong" not in out, out["wrong"]
-            assert "count" in out or str(path) in out["refused"], f"names no file: {out['refused']}"
+            assert "count" in out or str(path) in out["error"], f"does not name the file: {out['error']}"
 
-        say(done=i, wrong=damaged(folder, i, count, one), **told)
+        report(done=i, wrong=fuzz_one(folder, i, count, one), **total)
 
 
 def trial(folder: Path, first: int) -> None:
-    """What `watch` must see through: an item that is well, one that crashes, one that hangs, one that is well."""
-    doings = (int, os.abort, lambda: time.sleep(600), int)
-    for i, do in enumerate(doings[first:], first):
-        say(begin=i)
-        do()
-        say(done=i)
+    """Items to test `supervise`: one that succeeds, one that crashes, one that hangs, one that succeeds."""
+    actions = (int, os.abort, lambda: time.sleep(600), int)
+    for i, action in enumerate(actions[first:], first):
+        report(begin=i)
+        action()
+        report(done=i)
 
 
 if __name__ == "__main__":
-    # decoders write to stdout and stderr as they like: the answers go to a copy
+    # decoders write to stdout and stderr: results go to a copy of stdout
     OUT = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.path.insert(0, str(Path(__file__).parent))
-    what, where, *numbers = sys.argv[1:]
-    {"corpus": corpus, "fuzz": fuzz, "trial": trial}[what](Path(where), *map(int, numbers))
+    mode, folder, *numbers = sys.argv[1:]
+    {"corpus": corpus, "fuzz": fuzz, "trial": trial}[mode](Path(folder), *map(int, numbers))

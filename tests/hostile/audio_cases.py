@@ -1,4 +1,4 @@
-"""Hostile sounds."""
+"""Hostile audio files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fractions import Fraction
 
 import av
 import numpy as np
-from cases import case, cut
-from clips import film
-from pictures import noise, picture
+from cases import case, truncated
+from image_cases import encode, noise
+from video_cases import video
 
 
 def wav(
     x: np.ndarray, sample_rate: int = 16000, *, tag: int | None = None, size: int | None = None, **head
 ) -> bytes:
-    """(T,) or (T, C) of int16, uint8 or float32 -> a WAV; the header may lie."""
+    """(T,) or (T, C) of int16, uint8 or float32 -> a WAV file; `head` gives false header values."""
     channels, width = (1 if x.ndim == 1 else x.shape[1]), x.itemsize
     tag = tag or (3 if x.dtype.kind == "f" else 1)
     channels, sample_rate = head.get("channels", channels), head.get("sample_rate", sample_rate)
@@ -32,7 +32,7 @@ def wav(
 
 
 def tone(n: int, sample_rate: int = 16000, channels: int = 1) -> np.ndarray:
-    """int16 (n, channels), a tone in the first and silence in the others."""
+    """int16 (n, channels), a sine in the first channel and silence in the others."""
     x = np.zeros((n, channels), np.int16)
     x[:, 0] = np.round(16000 * np.sin(np.arange(n) * 2 * np.pi * 440 / sample_rate))
     return x
@@ -41,7 +41,7 @@ def tone(n: int, sample_rate: int = 16000, channels: int = 1) -> np.ndarray:
 def encoded(
     form: str, codec: str, sample_rate: int = 44100, seconds: float = 1.0, sample: str = "fltp"
 ) -> bytes:
-    """A tone in both of two channels."""
+    """A sine in both channels of a stereo file."""
     out = io.BytesIO()
     with av.open(out, "w", format=form) as c:
         s = c.add_stream(codec, rate=sample_rate, layout="stereo")
@@ -73,7 +73,7 @@ def crc(data: bytes, bits: int, poly: int) -> int:
 
 
 def flac_bomb(samples: int, sample_rate: int = 16000) -> bytes:
-    """Silence: 65,535 samples in 13 bytes, so that 30 KB unfold to half a gigabyte."""
+    """Silence: 65,535 samples in 13 bytes, so that 30 KB decompress to half a gigabyte."""
     info = struct.pack(">HH", 65535, 65535) + bytes(6)
     info += ((sample_rate << 44) | (15 << 36)).to_bytes(8, "big") + bytes(16)  # mono, 16 bits, length unknown
     out = [b"fLaC\x80\0\0\x22" + info]
@@ -86,39 +86,39 @@ def flac_bomb(samples: int, sample_rate: int = 16000) -> bytes:
     return b"".join(out)
 
 
-def no_nan() -> np.ndarray:
+def with_nan() -> np.ndarray:
     x = np.zeros(1600, np.float32)
     x[800] = np.nan
     return x
 
 
-def as_long_as(seconds: float) -> Callable:
+def duration_is(seconds: float) -> Callable:
     return lambda raw: abs(len(raw) / 16000 - seconds) < 0.04
 
 
 A = "audio"
-case(A, "48-khz.wav", 50, lambda: wav(tone(48000), 48000), as_long_as(1))
-case(A, "192-khz-8-channels.wav", 50, lambda: wav(tone(192000, 192000, 8), 192000), as_long_as(1))
+case(A, "48-khz.wav", 50, lambda: wav(tone(48000), 48000), duration_is(1))
+case(A, "192-khz-8-channels.wav", 50, lambda: wav(tone(192000, 192000, 8), 192000), duration_is(1))
 case(A, "stereo.wav", 50, lambda: wav(tone(16000, channels=2)), lambda raw: 0.2 < raw.max() < 0.26)
-case(A, "stereo.flac", 50, lambda: encoded("flac", "flac", 16000, sample="s16"), as_long_as(1))
-case(A, "stereo.mp3", 50, lambda: encoded("mp3", "libmp3lame"), as_long_as(1))
-case(A, "stereo.opus", 50, lambda: encoded("ogg", "libopus", 48000, sample="flt"), as_long_as(1))
-case(A, "stereo.m4a", 50, lambda: encoded("ipod", "aac", 48000), as_long_as(1))
+case(A, "stereo.flac", 50, lambda: encoded("flac", "flac", 16000, sample="s16"), duration_is(1))
+case(A, "stereo.mp3", 50, lambda: encoded("mp3", "libmp3lame"), duration_is(1))
+case(A, "stereo.opus", 50, lambda: encoded("ogg", "libopus", 48000, sample="flt"), duration_is(1))
+case(A, "stereo.m4a", 50, lambda: encoded("ipod", "aac", 48000), duration_is(1))
 case(A, "8-bit.wav", 50, lambda: wav(np.full(16000, 128, np.uint8)), lambda raw: not raw.any())
-for n, right in ((1, 1), (7, 1), (368, 1), (799, 2), (800, 3), (801, 3)):  # hop 160, then every second
-    case(A, f"{n}-samples.wav", right, lambda n=n: wav(tone(n)))
+for n, expected in ((1, 1), (7, 1), (368, 1), (799, 2), (800, 3), (801, 3)):  # hop 160, then stride 2
+    case(A, f"{n}-samples.wav", expected, lambda n=n: wav(tone(n)))
 case(A, "0-samples.wav", "no sample", lambda: wav(tone(0)))
-case(A, "cut.wav", r"cut short, .* 32,044 bytes and 16,022", cut(lambda: wav(tone(16000))))
-case(A, "cut-8-bit.wav", "cut short", cut(lambda: wav(np.full(16000, 128, np.uint8))))
-case(A, "cut-float.wav", "cut short", cut(lambda: wav(np.zeros(16000, np.float32))))
-case(A, "cut.flac", "cut short|damaged", cut(lambda: encoded("flac", "flac", sample="s16")))
-case(A, "cut.m4a", "damaged", cut(lambda: encoded("ipod", "aac")))
+case(A, "cut.wav", r"cut short, .* 32,044 bytes and 16,022", truncated(lambda: wav(tone(16000))))
+case(A, "cut-8-bit.wav", "cut short", truncated(lambda: wav(np.full(16000, 128, np.uint8))))
+case(A, "cut-float.wav", "cut short", truncated(lambda: wav(np.zeros(16000, np.float32))))
+case(A, "cut.flac", "cut short|damaged", truncated(lambda: encoded("flac", "flac", sample="s16")))
+case(A, "cut.m4a", "damaged", truncated(lambda: encoded("ipod", "aac")))
 half = lambda raw: 7000 < len(raw) < 10000  # noqa: E731
 case(
-    A, "cut.mp3", 24, cut(lambda: encoded("mp3", "libmp3lame", 16000)), half
-)  # promises nothing: what is there
-case(A, "into-a-pipe.wav", 50, lambda: wav(tone(16000), size=0xFFFFFFFF), as_long_as(1))
-case(A, "nan.wav", "NaN", lambda: wav(no_nan()))
+    A, "cut.mp3", 24, truncated(lambda: encoded("mp3", "libmp3lame", 16000)), half
+)  # the header declares no length: what is there is read
+case(A, "into-a-pipe.wav", 50, lambda: wav(tone(16000), size=0xFFFFFFFF), duration_is(1))
+case(A, "nan.wav", "NaN", lambda: wav(with_nan()))
 case(A, "floats-of-int16.wav", "divide by 32768", lambda: wav(tone(1600).astype(np.float32)))
 case(A, "rate-0.wav", "", lambda: wav(tone(1600), sample_rate=0))
 case(A, "rate-4-ghz.wav", "", lambda: wav(tone(1600), sample_rate=4_000_000_000))
@@ -126,21 +126,26 @@ case(A, "65535-channels.wav", "", lambda: wav(tone(1600), channels=65535))
 case(A, "no-channel.wav", "", lambda: wav(tone(1600), channels=0))
 case(A, "unknown-codec.wav", "", lambda: wav(tone(1600), tag=0xFACE))
 case(A, "empty.mp3", "", lambda: b"")
-case(A, "words.mp3", "", lambda: b"la la la\n" * 200)
+case(A, "text.mp3", "", lambda: b"la la la\n" * 200)
 case(A, "playlist.mp3", "", lambda: b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\nhttp://127.0.0.1:9/x.mp3\n")
 case(A, "concat.wav", "", lambda: b"ffconcat version 1.0\nfile /dev/zero\n")
-case(A, "image.wav", "", lambda: picture(noise(16, 16, 3)))
-case(A, "clip-without-sound.mp4", "no audio", lambda: film())
-case(A, "missing.wav", r"^[^\0]*wav: can't be opened \(No such file or directory\)", lambda path: None)
+case(A, "image.wav", "", lambda: encode(noise(16, 16, 3)))
+case(A, "video-without-audio.mp4", "no audio", lambda: video())
+case(A, "missing.wav", r"^[^\0]*wav: cannot be opened \(No such file or directory\)", lambda path: None)
 case(A, "pipe.wav", "", lambda path: os.mkfifo(path))
-case("audio whole", "unfolds.flac", "longer than", lambda: flac_bomb(1 << 27))
-# half of that many samples, but as many once they are brought to 16 kHz
-case("audio whole", "unfolds-at-8-khz.flac", "too long to hold", lambda: flac_bomb((1 << 26) + 65535, 8000))
-case("audio", "two-hours-of-silence.flac", 1500, lambda: flac_bomb(1 << 27), as_long_as(30))
+case("audio whole", "decompresses.flac", "longer than", lambda: flac_bomb(1 << 27))
+# half as many samples, resampled to 16 kHz
+case(
+    "audio whole",
+    "decompresses-at-8-khz.flac",
+    "do not fit",
+    lambda: flac_bomb((1 << 26) + 65535, 8000),
+)
+case("audio", "two-hours-of-silence.flac", 1500, lambda: flac_bomb(1 << 27), duration_is(30))
 W = "audio wave"
 case(W, "75108-samples.wav", 234, lambda: wav(tone(75108)))  # (75108 - 400) // 320 + 1
-for n, right in ((7, 1), (368, 1), (400, 1), (719, 1), (720, 2)):
-    case(W, f"{n}-samples.wav", right, lambda n=n: wav(tone(n)))
+for n, expected in ((7, 1), (368, 1), (400, 1), (719, 1), (720, 2)):
+    case(W, f"{n}-samples.wav", expected, lambda n=n: wav(tone(n)))
 
-case("video", "sound-alone.m4a", "no moving image", lambda: encoded("ipod", "aac"))
-case("video", "sound.wav", "no moving image", lambda: wav(tone(1600)))
+case("video", "audio-only.m4a", "no video", lambda: encoded("ipod", "aac"))
+case("video", "audio.wav", "no video", lambda: wav(tone(1600)))

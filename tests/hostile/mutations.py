@@ -1,4 +1,4 @@
-"""Valid files of every reader, and what hypothesis does to their bytes: some changed, some cut out, some put in."""
+"""Fuzzing: valid files of every reader with bytes replaced, deleted or inserted by hypothesis."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cases import CASES
+from corpus import CASES as _  # noqa: F401  the import fills the list
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from make import CASES as _  # noqa: F401  the scripts fill the list
 
 SEEDS = [
-    "image/orientation-6.jpg", "image/palette.png", "image/moving.gif", "image/two-pages.tiff", "image/whole.webp",
+    "image/orientation-6.jpg", "image/palette.png", "image/animated.gif", "image/two-pages.tiff", "image/whole.webp",
     "image/grey-16-bit-ramp.png", "image/grey-and-alpha.png", "audio/stereo.wav", "audio/stereo.flac", "audio/stereo.mp3",
     "audio/stereo.opus", "audio/stereo.m4a", "audio/into-a-pipe.wav", "video/phone.mp4", "video/index-first.mp4",
     "video/no-count.webm", "video/no-count.ts", "video/no-count.mkv", "video/whole.avi", "points/46-points.xyz",
@@ -24,16 +24,16 @@ SEEDS = [
 
 
 def kind_of(seed: str) -> str:
-    """Which reader a seed is for."""
+    """The kind of a seed, a key of `worker.front_ends`."""
     folder = seed.partition("/")[0]
     return next(c.kind for c in CASES if c.kind.replace(" ", "-") == folder)
 
 
-def changes(size: int) -> st.SearchStrategy:
-    """Lists of (what, where, bytes or how many)."""
+def mutations(size: int) -> st.SearchStrategy:
+    """Lists of (operation, offset, bytes or count)."""
     where = st.integers(0, min(200, size)) | st.integers(
         0, size
-    )  # headers hold the lengths that readers trust
+    )  # headers have the lengths that readers rely on
     return st.lists(
         st.tuples(st.just("set"), where, st.binary(min_size=1, max_size=4))
         | st.tuples(st.just("put"), where, st.binary(min_size=1, max_size=9))
@@ -43,23 +43,24 @@ def changes(size: int) -> st.SearchStrategy:
     )
 
 
-def changed(data: bytes, what: list[tuple]) -> bytes:
-    for verb, at, value in what:
-        end = at + (value if verb == "cut" else len(value) if verb == "set" else 0)
-        data = data[:at] + (b"" if verb == "cut" else value) + data[end:]
+def mutated(data: bytes, operations: list[tuple]) -> bytes:
+    """The data after all operations."""
+    for operation, at, value in operations:
+        end = at + (value if operation == "cut" else len(value) if operation == "set" else 0)
+        data = data[:at] + (b"" if operation == "cut" else value) + data[end:]
     return data
 
 
-def damaged(folder: Path, number: int, count: int, one: Callable[[Path], None]) -> str | None:
-    """Call `one` for so many damaged copies of a seed, the same ones every time.
+def fuzz_one(folder: Path, number: int, count: int, one: Callable[[Path], None]) -> str | None:
+    """Calls `one` with `count` mutated copies of a seed, deterministically.
 
     Returns:
-        None, or what went wrong first; the file that shows it stays in its place.
+        None, or the first error; the file that caused it is left in the folder.
     """
     seed = SEEDS[number]
-    place = folder / seed
-    data = place.read_bytes()
-    target = place.parent if kind_of(seed) == "views" else place
+    path = folder / seed
+    data = path.read_bytes()
+    target = path.parent if kind_of(seed) == "views" else path
 
     @settings(
         max_examples=count,
@@ -69,14 +70,14 @@ def damaged(folder: Path, number: int, count: int, one: Callable[[Path], None]) 
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),
     )
-    @given(what=changes(len(data)))
-    def try_all(what: list[tuple]) -> None:
-        place.write_bytes(changed(data, what))
+    @given(operations=mutations(len(data)))
+    def try_all(operations: list[tuple]) -> None:
+        path.write_bytes(mutated(data, operations))
         one(target)
 
     try:
         try_all()
     except Exception as e:
         return f"{type(e).__name__}: {e}"[:400]
-    place.write_bytes(data)
+    path.write_bytes(data)
     return None

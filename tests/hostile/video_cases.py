@@ -1,4 +1,4 @@
-"""Hostile clips."""
+"""Hostile videos."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fractions import Fraction
 
 import av
 import numpy as np
-from cases import case, cut
-from pictures import halves, head, png, upright
+from cases import case, truncated
+from image_cases import halves, head, png, upright
 
 
-def film(
+def video(
     form: str = "mp4", codec: str = "libx264", n: int = 24, size=(32, 64), stamps=None, fast=False
 ) -> bytes:
-    """Frames that are red on the left and blue on the right, 25 a second, or at `stamps` in milliseconds."""
+    """Frames that are red on the left and blue on the right, at 25 frames per second or at `stamps` in milliseconds."""
     out = io.BytesIO()
     with av.open(out, "w", format=form) as c:
         s = c.add_stream(codec, rate=25)
@@ -32,9 +32,9 @@ def film(
     return out.getvalue()
 
 
-def endless(n: int) -> bytes:
-    """So many frames of 640 x 480: one second's packets again and again."""
-    with av.open(io.BytesIO(film(n=25, size=(480, 640))), "r") as source:
+def repeated(n: int) -> bytes:
+    """n frames of 640 x 480: the packets of one second, repeated."""
+    with av.open(io.BytesIO(video(n=25, size=(480, 640))), "r") as source:
         stream = source.streams.video[0]
         packets = [p for p in source.demux(stream) if p.size]
         second = round(1 / stream.time_base)
@@ -52,15 +52,15 @@ def endless(n: int) -> bytes:
 
 
 def phone() -> bytes:
-    """Held upright: the display matrix turns it a quarter clockwise."""
-    data = film()
+    """A portrait recording: the display matrix rotates it by 90 degrees clockwise."""
+    data = video()
     at = data.index(b"tkhd") + 44
     return data[:at] + struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30) + data[at + 36 :]
 
 
 def index_first() -> bytes:
-    """An MP4 whose index stands before its frames, as one for the web."""
-    data = film()
+    """An MP4 with the index before the frames (fast start)."""
+    data = video()
     boxes, at = {}, 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")
@@ -75,29 +75,29 @@ def index_first() -> bytes:
 
 
 def uneven() -> bytes:
-    return film(stamps=np.cumsum(np.random.default_rng(0).integers(5, 400, 24)).tolist())
+    return video(stamps=np.cumsum(np.random.default_rng(0).integers(5, 400, 24)).tolist())
 
 
 def shape_is(*sides: int) -> Callable:
     return lambda raw: tuple(raw.shape) == sides
 
 
-V = "video"  # 18 frames of 32 x 32 in tubelets of 4 x 16 x 16: a step has 4 tokens
+V = "video"  # 18 frames of 32 x 32, tubelet 4 x 16 x 16: 4 tokens per time step
 case(V, "phone.mp4", 20, phone, lambda raw: upright(raw[0]) and len(raw) == 18)
 for n, steps in ((18, 5), (17, 5), (1, 1)):
-    case(V, f"{n}-frames.mp4", 4 * steps, lambda n=n: film(n=n), shape_is(n, 3, 32, 32))
-case(V, "20400-frames.mp4", 20, lambda: endless(20_400), shape_is(18, 3, 32, 32))
-case(V, "no-count.webm", 20, lambda: film("webm", "libvpx"))
-case(V, "no-count.ts", 20, lambda: film("mpegts"))
-case(V, "no-count.mkv", 20, lambda: film("matroska"))
-case(V, "whole.avi", 20, lambda: film("avi", "mpeg4"))
-case(V, "uneven.mp4", 16, uneven)  # long frames fill several shares and come once
+    case(V, f"{n}-frames.mp4", 4 * steps, lambda n=n: video(n=n), shape_is(n, 3, 32, 32))
+case(V, "20400-frames.mp4", 20, lambda: repeated(20_400), shape_is(18, 3, 32, 32))
+case(V, "no-count.webm", 20, lambda: video("webm", "libvpx"))
+case(V, "no-count.ts", 20, lambda: video("mpegts"))
+case(V, "no-count.mkv", 20, lambda: video("matroska"))
+case(V, "whole.avi", 20, lambda: video("avi", "mpeg4"))
+case(V, "uneven.mp4", 16, uneven)  # long frames cover several sampling points and are used once
 case(V, "index-first.mp4", 20, index_first, shape_is(18, 3, 32, 32))
-case(V, "cut-index-first.mp4", "cut short, .* bytes", cut(index_first, 0.9))
-case(V, "cut-index-last.mp4", "damaged", cut(film, 0.9))
-case(V, "cut.avi", "cut short", cut(lambda: film("avi", "mpeg4"), 0.7))
+case(V, "cut-index-first.mp4", "cut short, .* bytes", truncated(index_first, 0.9))
+case(V, "cut-index-last.mp4", "damaged", truncated(video, 0.9))
+case(V, "cut.avi", "cut short", truncated(lambda: video("avi", "mpeg4"), 0.7))
 case(V, "empty.mp4", "", lambda: b"")
-case(V, "words.mp4", "", lambda: b"Once upon a time\n" * 100)
+case(V, "text.mp4", "", lambda: b"Once upon a time\n" * 100)
 case(
     V,
     "playlist.mp4",

@@ -1,4 +1,4 @@
-"""Runs `worker.py` and watches it: a crash or a hang is laid to the file that it was at, and the rest goes on."""
+"""Runs `worker.py` in a subprocess: a crash or a hang is reported for the current file, and the others continue."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import sys
 import time
 from pathlib import Path
 
-STILL = 60.0  # seconds without an answer: it hangs. A file takes well under one, but machines are shared
+TIMEOUT = 60.0  # seconds without output. A file takes well under 1 s, but machines are shared
 
 
-def watch(what: str, folder: Path, total: int, *numbers: int, still: float = STILL) -> list[dict]:
-    """What came of each of `total` items, in order; ``{"crash": ...}`` where the process died or hung."""
-    answers: list[dict] = [{} for _ in range(total)]
+def supervise(mode: str, folder: Path, total: int, *numbers: int, timeout: float = TIMEOUT) -> list[dict]:
+    """Results of `total` items, in order; ``{"crash": ...}`` if the process crashed or hung."""
+    results: list[dict] = [{} for _ in range(total)]
     first = 0
     while first < total:
-        first = _once(what, folder, [*numbers, first], answers, still)
-    return answers
+        first = _run(mode, folder, [*numbers, first], results, timeout)
+    return results
 
 
-def _once(what: str, folder: Path, numbers: list[int], answers: list[dict], still: float) -> int:
-    """One process, until it ends; the item to go on with."""
+def _run(mode: str, folder: Path, numbers: list[int], results: list[dict], timeout: float) -> int:
+    """Runs one process until it ends; returns the item to continue with."""
     script = Path(__file__).with_name("worker.py")
-    command = [sys.executable, str(script), what, str(folder), *map(str, numbers)]
+    command = [sys.executable, str(script), mode, str(folder), *map(str, numbers)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     errors = (folder / "stderr.txt").open("w+")
     at, begun, rest = numbers[-1], False, b""
@@ -34,11 +34,11 @@ def _once(what: str, folder: Path, numbers: list[int], answers: list[dict], stil
         ready.register(p.stdout, selectors.EVENT_READ)
         last = time.monotonic()
         while True:
-            # loading torch on a busy machine is not a hang
-            limit = still if begun else max(still, 300.0)
+            # importing torch on a busy machine may take long
+            limit = timeout if begun else max(timeout, 300.0)
             if not ready.select(timeout=max(0.0, last + limit - time.monotonic())):
                 p.kill()
-                answers[at] = {"crash": f"no answer for {limit:.0f} s"}
+                results[at] = {"crash": f"no output for {limit:.0f} s"}
                 return at + 1
             chunk = os.read(p.stdout.fileno(), 1 << 16)
             if not chunk:
@@ -49,14 +49,14 @@ def _once(what: str, folder: Path, numbers: list[int], answers: list[dict], stil
                 if "begin" in line:
                     at, begun = line["begin"], True
                 else:
-                    answers[line["done"]] = line
+                    results[line["done"]] = line
                     at = line["done"] + 1
         code = p.wait()
         errors.seek(0)
         tail = errors.read()[-2000:]
     if not begun and code:
-        raise RuntimeError(f"the worker didn't start: {tail}")
-    if code and at < len(answers):
-        answers[at] = {"crash": f"the process ended with {code}: {tail}"}
+        raise RuntimeError(f"the worker did not start: {tail}")
+    if code and at < len(results):
+        results[at] = {"crash": f"the process ended with {code}: {tail}"}
         return at + 1
-    return len(answers) if not code else at
+    return len(results) if not code else at
