@@ -1,10 +1,10 @@
-"""Speed of sampling a clip: 16 frames spread over ten minutes against decoding all of it, in one process, in turns.
+"""Sampling of 16 frames from a ten-minute video, and decoding of all its frames.
 
     OMP_NUM_THREADS=2 python benchmarks/video.py [--minutes 10] [--rounds 3] [--gop 250]
 
-The clip is made here: a moving pattern in noise, 320 x 240 at 25 a second, H.264 with B-frames and a key frame every
-`gop` frames (250 is x264's own). Both ways give 224 x 224 RGB frames and the same ones, which is checked. The figure is
-the ratio of the times and its range; peak memory is the process's after each.
+The video is generated: a moving pattern in noise, 320 x 240 at 25 frames/s, H.264 with B-frames and a key frame every
+`gop` frames (250 is the default of x264). Both give the same 224 x 224 RGB frames, which is asserted. The figure is the
+ratio of the times with its range; peak memory is that of the process after each.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from fractions import Fraction
 import av
 import numpy as np
 import torch
-from turns import keep
+from timing import record
 
-from worldtokens.tokenizers.video.read import Sampling, read_video, upright
+from worldtokens.tokenizers.video.read import FrameSampling, frame_to_rgb, read_video
 
 
-def film(minutes: float, gop: int) -> bytes:
+def encode_video(minutes: float, gop: int) -> bytes:
     out = io.BytesIO()
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 60, (16, 240, 320, 3), dtype=np.uint8)
@@ -39,14 +39,14 @@ def film(minutes: float, gop: int) -> bytes:
     return out.getvalue()
 
 
-def whole(data: bytes, wanted: set[int]) -> torch.Tensor:
-    """Decode every frame, convert those that are wanted: the plain way with the least waste."""
-    kept = []
+def decode_all(data: bytes, indices: set[int]) -> torch.Tensor:
+    """Decode every frame and convert the selected ones."""
+    frames = []
     with av.open(io.BytesIO(data)) as c:
         for i, frame in enumerate(c.decode(video=0)):
-            if i in wanted:
-                kept.append(upright(frame, (224, 224)))
-    return torch.from_numpy(np.stack(kept)).permute(0, 3, 1, 2)
+            if i in indices:
+                frames.append(frame_to_rgb(frame, (224, 224)))
+    return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
 
 
 def peak() -> float:
@@ -59,31 +59,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gop", type=int, default=250)
     args = parser.parse_args()
-    data = film(args.minutes, args.gop)
+    data = encode_video(args.minutes, args.gop)
     print(
         f"{args.minutes:g} minutes, {len(data) / 1e6:.0f} MB, a key frame every {args.gop}; memory {peak():.0f} MB"
     )
-    sampling = Sampling(16)
-    ours, plain = [], []
+    sampling = FrameSampling(16)
+    ours, full = [], []
     for _ in range(args.rounds):
         start = time.perf_counter()
-        few, seconds = read_video(data, sampling, (224, 224))
+        sampled, seconds = read_video(data, sampling, (224, 224))
         ours.append(time.perf_counter() - start)
         after = peak()
         start = time.perf_counter()
-        ref = whole(data, {round(s * 25) for s in seconds.tolist()})
-        plain.append(time.perf_counter() - start)
-        assert torch.equal(few, ref), "random access and decoding everything differ"
-    ratios = [a / b for a, b in zip(ours, plain, strict=True)]
+        ref = decode_all(data, {round(s * 25) for s in seconds.tolist()})
+        full.append(time.perf_counter() - start)
+        assert torch.equal(sampled, ref), "the frames differ"
+    ratios = [a / b for a, b in zip(ours, full, strict=True)]
     print(
-        f"16 frames: {statistics.median(ours):.2f} s (memory {after:.0f} MB); whole: {statistics.median(plain):.2f} s"
+        f"16 frames: {statistics.median(ours):.2f} s (memory {after:.0f} MB); all frames: {statistics.median(full):.2f} s"
     )
-    print(f"share of the time: {statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})")
-    keep(
+    print(f"ratio of the times: {statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})")
+    record(
         {
-            "what": f"16 frames of {args.minutes:g} minutes of film",
+            "what": f"16 frames of {args.minutes:g} minutes of video",
             "ours": f"{statistics.median(ours):.2f} s",
-            "peer": f"decoding all: {statistics.median(plain):.2f} s",
+            "peer": f"all frames: {statistics.median(full):.2f} s",
             "ratio": f"{1 / statistics.median(ratios):.1f} ({1 / max(ratios):.1f} to {1 / min(ratios):.1f})",
             "note": "",
         }

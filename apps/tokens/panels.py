@@ -234,7 +234,7 @@ def draw_clip(panel: Panel, s: Seen) -> str:
     t, (_, rows, columns) = s.tokenizer, s.grid
     video = s.modality == "video"
     pt, ph, pw = t.tubelet if video else (1, *t.patch)
-    frames = s.raw if video else t.pictures(s.raw)
+    frames = s.raw if video else t.images(s.raw)
     wide, _ = sheet(s)
     cell_w = (panel.width - GAP) / wide
     behind = min(pt, 4) - 1  # frames of a tubelet that look out from behind its first

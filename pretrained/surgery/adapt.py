@@ -89,8 +89,8 @@ def _adapt_video(images: ImageTokenizer, video: VideoTokenizer, kernel: Tensor) 
     kernel = resize_kernel(kernel, patch)[:, :, None].expand(-1, -1, frames, -1, -1) / frames
     video.proj.weight.copy_(kernel.flatten(1))
     _copy_bias(images, video.proj.bias)
-    if video.place_embed is not None and images.pos_embed is not None:
-        video.place_embed.copy_(resample_positions(images.pos_embed, video.place_embed.shape[:2]))
+    if video.space_embed is not None and images.pos_embed is not None:
+        video.space_embed.copy_(resample_positions(images.pos_embed, video.space_embed.shape[:2]))
         video.time_embed.zero_()
 
 

@@ -1,12 +1,13 @@
-"""Reading an image: anything a person calls an image -> RGB uint8 (3, H, W).
+"""Reading of images: files, bytes, PIL images and arrays -> RGB uint8 (3, H, W).
 
-Notable: the orientation that a camera wrote down is applied once, here; transparency is laid on a declared background,
-so that a colour hidden under alpha 0 never shows; 16-bit grey is scaled; pixels are read inside `read_image`, so that a damaged file
-is an error here, with its name, and not later in a training loop. Formats that start other programs (EPS) are left out
-and Pillow's limit on the number of pixels stays on.
+Notable:
 
-Colour profiles (ICC) are ignored, as they are by open_clip, torchvision and timm: published models saw their
-images that way.
+- EXIF orientation is applied once, here;
+- transparency is composited on a given background, so that a colour hidden under alpha 0 never shows;
+- 16-bit grey is scaled to 8 bits;
+- pixels are decoded inside `read_image`: a damaged file is an error here, with its name, not later in a training loop;
+- formats that start other programs (EPS) are not read, and Pillow's limit on the number of pixels stays on;
+- colour profiles (ICC) are ignored, as in open_clip, torchvision and timm: published models were trained that way.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from torch import Tensor
 
 from worldtokens.errors import InputError
 
-# raster formats that are decoded in this process, the frequent ones first
+# raster formats that are decoded in this process, most frequent first
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "MPO", "PPM", "JPEG2000", "HEIF", "DIB", "TGA", "ICO",
            "QOI", "DDS", "PSD", "PCX", "SGI", "ICNS")  # fmt: skip
-# Pillow's own default, kept even where a program switched Pillow's off
+# Pillow's default, applied even where a program has disabled Pillow's own
 MAX_PIXELS = 1024**3 // 4 // 3
-# pixels converted at a time: they stay in the cache, and a huge image needs no second copy of itself
+# pixels converted at a time: they fit in the cache, and a huge image needs no second copy
 STRIP = 1 << 16
 ORIENTATION = 0x0112
 
@@ -43,23 +44,22 @@ def read_image(
 ) -> Tensor:
     """One image from a path, bytes, file object, PIL image, numpy array or tensor.
 
-    Arrays have one layout each and are never guessed at: numpy is (H, W) or (H, W, C), a tensor is (C, H, W), where
-    C is 1 (grey), 2 (grey + alpha), 3 (RGB) or 4 (RGBA). Types: uint8, uint16 (scaled to 8 bits), bool, or a float
+    The layout of an array is fixed, never guessed: numpy is (H, W) or (H, W, C), a tensor is (C, H, W), where C is 1 (grey), 2 (grey + alpha), 3 (RGB) or 4 (RGBA). Types: uint8, uint16 (scaled to 8 bits), bool, or a float
     type with values in [0, 1].
 
     Args:
-        source: a path that is a string or PathLike; other kinds as above. A PIL image is taken at the frame at
-            which it stands and is not changed.
-        frame: which frame of an animation, or page of a TIFF, from 0.
-        background: RGB, 0 to 255, what shows through transparency.
-        fit: (H, W) of the file -> the (H, W) that it will be resized to. Where given, a JPEG is decoded at 1/2, 1/4
-            or 1/8 as long as its sides stay at least twice as long as that.
+        source: a path (string or PathLike) or one of the above. A PIL image is read at its current frame and is not
+            changed.
+        frame: index of the frame of an animation, or page of a TIFF, from 0.
+        background: RGB, 0 to 255, under transparency.
+        fit: (H, W) of the file -> the (H, W) that it will be resized to. If given, a JPEG is decoded at 1/2, 1/4 or 1/8
+            while its sides stay at least twice as long as that.
 
     Returns:
-        (3, H, W) uint8, channels last in memory.
+        (3, H, W) uint8, in channels-last memory format.
 
     Raises:
-        InputError: it cannot be read; names the file, what was found, and the way out.
+        InputError: it cannot be read; names the file, what was found and what to do.
     """
     if isinstance(source, np.ndarray | Tensor | Image.Image):
         if frame != 0:
@@ -75,17 +75,17 @@ def read_image(
 
 
 def _guarded(read: Callable[[], Tensor], name: str) -> Tensor:
-    """Run a reader; whatever Pillow's decoders raise on a damaged file becomes an `InputError` with its name."""
+    """Run a reader; any exception of Pillow's decoders becomes an `InputError` that names the file."""
     try:
         return read()
     except InputError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as e:
         raise InputError(
-            f"{name}: {e} More than {MAX_PIXELS:,} pixels are never decoded; make the image smaller first"
+            f"{name}: {e} More than {MAX_PIXELS:,} pixels are not decoded; downscale the image first"
         ) from e
     except Image.UnidentifiedImageError as e:
-        raise InputError(f"{name}: no image that Pillow can read") from e
+        raise InputError(f"{name}: not an image that Pillow can read") from e
     except (OSError, SyntaxError) as e:
         raise InputError(f"{name}: the image is damaged or cut short: {e}") from e
     except Exception as e:
@@ -104,7 +104,7 @@ def _from_file(source: Any, frame: int, background: tuple[int, int, int], fit: F
             raise InputError(f"{name}: is empty (0 bytes), expected an image")
         if _is_svg(head):
             raise InputError(
-                f"{name}: is SVG, a drawing without pixels; render it to PNG first, e.g. rsvg-convert"
+                f"{name}: is SVG, a vector graphic; render it to PNG first, e.g. with rsvg-convert"
             )
         Image.init()
         try:
@@ -119,7 +119,7 @@ def _from_file(source: Any, frame: int, background: tuple[int, int, int], fit: F
             try:
                 im.seek(frame)
             except EOFError as e:
-                raise InputError(f"{name}: has no frame {frame}; frames count from 0") from e
+                raise InputError(f"{name}: has no frame {frame}; frames are counted from 0") from e
             _check_size(im, name)
         elif fit is not None and im.format in ("JPEG", "MPO"):
             _draft(im, fit)
@@ -147,8 +147,10 @@ def _open(source: Any) -> tuple[BinaryIO, str]:
         try:
             mode = os.stat(source).st_mode
         except FileNotFoundError as e:
-            far = isinstance(source, str) and source.startswith(("http://", "https://", "s3://"))
-            raise InputError(f"{name}: no such file" + ("; download it first and pass its path" * far)) from e
+            remote = isinstance(source, str) and source.startswith(("http://", "https://", "s3://"))
+            raise InputError(
+                f"{name}: no such file" + ("; download it first and pass its path" * remote)
+            ) from e
         except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
             raise InputError(f"{name!r}: cannot be opened: {getattr(e, 'strerror', None) or e}") from e
         # a pipe or a device could block, or never end
@@ -192,24 +194,24 @@ def _check_size(im: Image.Image, name: str) -> None:
     if im.width * im.height > MAX_PIXELS:
         raise InputError(
             f"{name}: is {im.width}x{im.height}, {im.width * im.height:,} pixels, more than the {MAX_PIXELS:,} that are "
-            "decoded (a small file may hide a huge image); make it smaller first"
+            "decoded (a small file can hold a huge image); downscale it first"
         )
 
 
 def _draft(im: Image.Image, fit: Fit) -> None:
-    """Let the JPEG decoder skip detail that the resize would throw away."""
-    turned = _orientation(im) >= 5  # the sides will be swapped
-    size = (im.width, im.height) if turned else (im.height, im.width)
+    """Let the JPEG decoder skip detail that the resize discards."""
+    swapped = _orientation(im) >= 5
+    size = (im.width, im.height) if swapped else (im.height, im.width)
     h, w = fit(*size)
-    h, w = (w, h) if turned else (h, w)
-    # Pillow picks the largest step that keeps both sides at least this long
+    h, w = (w, h) if swapped else (h, w)
+    # Pillow picks the largest reduction that keeps both sides at least this long
     im.draft(None, (2 * w, 2 * h))
 
 
 def _orientation(im: Image.Image) -> int:
     try:
         value = im.getexif().get(ORIENTATION, 1)
-    except Exception:  # damaged metadata around good pixels: the image is taken as it stands
+    except Exception:  # damaged metadata around good pixels: no rotation
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -221,16 +223,15 @@ def _pixels(im: Image.Image, background: tuple[int, int, int], name: str) -> Ten
     """A PIL image in any mode -> RGB, upright, (3, H, W). Does not change `im`."""
     _check_size(im, name)
     im.load()
-    orientation = _orientation(
-        im
-    )  # after loading: a PNG may keep it behind the pixels, a TIFF is turned by now
+    # after loading: a PNG may store it behind the pixels, and loading rotates a TIFF
+    orientation = _orientation(im)
     rgb = np.empty((im.height, im.width, 3), dtype=np.uint8)
     step = max(1, STRIP // im.width)
     for top in range(0, im.height, step):
         end = min(top + step, im.height)
-        part = im if end - top == im.height else im.crop((0, top, im.width, end))
-        deep = part.mode.startswith("I") or part.mode == "F"
-        rgb[top:end] = _deep(part, background, name) if deep else np.asarray(_rgb(part, background))
+        strip = im if end - top == im.height else im.crop((0, top, im.width, end))
+        deep = strip.mode.startswith("I") or strip.mode == "F"
+        rgb[top:end] = _from_deep(strip, background, name) if deep else np.asarray(_rgb(strip, background))
     return _tensor(_upright(rgb, orientation))
 
 
@@ -239,17 +240,17 @@ def _tensor(rgb: np.ndarray) -> Tensor:
 
 
 def _rgb(im: Image.Image, background: tuple[int, int, int]) -> Image.Image:
-    """An image of 8-bit channels -> mode RGB, transparency laid on the background."""
+    """An image of 8-bit channels -> mode RGB, composited on the background."""
     if not im.has_transparency_data:
         return im.convert("RGB")
-    if im.mode == "La":  # premultiplied grey has no direct way to RGBA
+    if im.mode == "La":  # premultiplied grey does not convert to RGBA directly
         im = im.convert("LA")
-    below = Image.new("RGBA", im.size, (*background, 255))
-    return Image.alpha_composite(below, im.convert("RGBA")).convert("RGB")
+    canvas = Image.new("RGBA", im.size, (*background, 255))
+    return Image.alpha_composite(canvas, im.convert("RGBA")).convert("RGB")
 
 
-def _deep(im: Image.Image, background: tuple[int, int, int], name: str) -> np.ndarray:
-    """Grey with more than 8 bits -> (H, W, 3) uint8. Whole numbers count as 16-bit, floats as [0, 1]."""
+def _from_deep(im: Image.Image, background: tuple[int, int, int], name: str) -> np.ndarray:
+    """Grey with more than 8 bits -> (H, W, 3) uint8. Integers are 16-bit, floats are in [0, 1]."""
     values = np.asarray(im)
     if values.dtype.kind == "f":
         grey = _unit_to_bytes(values, name)
@@ -259,14 +260,14 @@ def _deep(im: Image.Image, background: tuple[int, int, int], name: str) -> np.nd
             raise InputError(f"{name}: has grey values from {low} to {high}, expected 16 bits: 0 to 65535")
         grey = _short_to_bytes(values)
     rgb = np.repeat(grey[:, :, None], 3, axis=2)
-    clear = im.info.get("transparency")
-    if isinstance(clear, int):
-        rgb[values == clear] = background
+    transparent = im.info.get("transparency")
+    if isinstance(transparent, int):
+        rgb[values == transparent] = background
     return rgb
 
 
 def _short_to_bytes(values: np.ndarray) -> np.ndarray:
-    """0 to 65535 -> 0 to 255, rounded: 257 steps make one."""
+    """0 to 65535 -> 0 to 255, rounded: 257 levels become one."""
     return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
@@ -274,30 +275,21 @@ def _unit_to_bytes(values: np.ndarray, name: str) -> np.ndarray:
     """[0, 1] -> 0 to 255, rounded."""
     low, high = float(values.min()), float(values.max())
     if not (math.isfinite(low) and math.isfinite(high)):  # min and max of an array with NaN are NaN
-        raise InputError(f"{name}: holds NaN or infinity, expected values in [0, 1]")
+        raise InputError(f"{name}: contains NaN or infinity, expected values in [0, 1]")
     if low < -1e-6 or high > 1 + 1e-6:
         raise InputError(
             f"{name}: has float values from {low:.4g} to {high:.4g}, expected [0, 1]; divide by 255 or pass uint8. "
-            "What is already normalised goes straight to forward, as (B, 3, H, W)"
+            "Already normalised images go to forward directly, as (B, 3, H, W)"
         )
     return np.clip(np.rint(values.astype(np.float32) * 255), 0, 255).astype(np.uint8)
 
 
 def _upright(rgb: np.ndarray, orientation: int) -> np.ndarray:
-    """Undo how the camera was held: EXIF orientation 1 to 8 on (H, W, 3)."""
+    """Undo EXIF orientation 1 to 8 on (H, W, 3)."""
     if orientation >= 5:
         rgb = rgb.transpose(1, 0, 2)
-    down, right = {
-        1: (1, 1),
-        2: (1, -1),
-        3: (-1, -1),
-        4: (-1, 1),
-        5: (1, 1),
-        6: (1, -1),
-        7: (-1, -1),
-        8: (-1, 1),
-    }[orientation]
-    return rgb[::down, ::right]
+    flip_rows, flip_columns = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+    return rgb[:: -1 if flip_rows else 1, :: -1 if flip_columns else 1]
 
 
 # ---- arrays --------------------------------------------------------------------------------------------------
@@ -309,18 +301,18 @@ def _from_array(source: np.ndarray | Tensor, background: tuple[int, int, int]) -
         source = source.detach().cpu()
         a = (source.float() if source.dtype == torch.bfloat16 else source).numpy()
         a = a.transpose(1, 2, 0) if a.ndim == 3 else a
-        fits = a.ndim == 3
+        right_ndim = a.ndim == 3
     else:
         name, layout = f"<numpy array {source.shape} {source.dtype}>", "(H, W) or (H, W, C)"
         a = source[:, :, None] if source.ndim == 2 else source
-        fits = a.ndim == 3
-    if not fits or not 1 <= a.shape[-1] <= 4:
+        right_ndim = a.ndim == 3
+    if not right_ndim or not 1 <= a.shape[-1] <= 4:
         raise InputError(
-            f"{name}: expected {layout} with C = 1 (grey), 2 (grey + alpha), 3 (RGB) or 4 (RGBA); a numpy array has its "
-            "channels last, a tensor first, and neither is guessed: transpose it"
+            f"{name}: expected {layout} with C = 1 (grey), 2 (grey + alpha), 3 (RGB) or 4 (RGBA); a numpy array has "
+            "channels last, a tensor first: transpose it"
         )
     if not a.size:
-        raise InputError(f"{name}: holds no pixel")
+        raise InputError(f"{name}: has no pixels")
     if a.dtype == np.bool_:
         a = a.astype(np.uint8) * 255
     elif a.dtype == np.uint16:

@@ -27,7 +27,7 @@ def photograph():
         return Image.open(f).convert("RGB")
 
 
-def pictures():
+def images():
     """The photograph whole, wide, tall, small and thin."""
     im = photograph()
     boxes = [(0, 0, 512, 600), (0, 100, 512, 300), (100, 0, 221, 600), (200, 100, 261, 147), (0, 50, 512, 57)]
@@ -44,24 +44,24 @@ def raws(t, sizes=((40, 64), (64, 40), (16, 16), (90, 30), (1, 1), (7, 200))):
 
 @pytest.mark.parametrize("size", [224, 96, (64, 128), (128, 64)])
 @pytest.mark.parametrize("resize, mode", [("crop", "shortest"), ("squash", "squash"), ("pad", "longest")])
-def test_pixels_are_those_of_open_clip(size, resize, mode):
+def test_pixels_equal_those_of_open_clip(size, resize, mode):
     t = wt.ImageTokenizer(
         8, size=size, preprocess={"resize": resize, "draft": False, "background": (7, 7, 7)}
     )
     reference = image_transform_v2(PreprocessCfg(size=size, resize_mode=mode, fill_color=7), is_train=False)
     scale, shift = torch.tensor(t.std)[:, None, None], torch.tensor(t.mean)[:, None, None]
-    for im in pictures():
+    for im in images():
         found = t.collate([t.read(im)])["pixels"][0]
         expected = ((reference(im) * scale + shift) * 255).round()
         difference = (found.float() - expected).abs()
         if resize == "crop" and max(im.size) / min(im.size) > 64:
-            # covering the window would take 64 times its size: computed alone, a few levels away
+            # covering the crop would take 64 times its size: the crop is computed alone, a few levels away
             assert difference.mean() < 1 and difference.max() <= 16, im.size
         else:
             assert difference.max() == 0, im.size
 
 
-def test_normalised_pixels_are_those_of_open_clips_named_model():
+def test_normalised_pixels_equal_those_of_open_clip():
     t = wt.ImageTokenizer(
         3 * 16 * 16, preprocess={"draft": False}, positions="none", embedding={"bias": False}
     )
@@ -96,7 +96,7 @@ def large():
     return Image.fromarray(a.clip(0, 255).astype(np.uint8))
 
 
-def test_draft_decoding_changes_little_and_can_be_switched_off():
+def test_draft_decoding_changes_little_and_can_be_disabled():
     source = jpeg(large())
     fast, exact = wt.ImageTokenizer(8), wt.ImageTokenizer(8, preprocess={"draft": False})
     small, whole = fast.read(source), exact.read(source)
@@ -106,17 +106,17 @@ def test_draft_decoding_changes_little_and_can_be_switched_off():
     assert difference.mean() < 1 and difference.max() <= 12  # of 255 levels
 
 
-def test_draft_asks_for_turned_sides_and_never_for_too_little():
+def test_draft_decoding_follows_the_orientation_and_keeps_enough_pixels():
     exif = Image.Exif()
     exif[0x0112] = 6
-    source = jpeg(photograph().resize((1600, 800)), exif=exif)  # stands 1600 high and 800 wide
+    source = jpeg(photograph().resize((1600, 800)), exif=exif)  # upright it is 1600 high and 800 wide
     t = wt.ImageTokenizer(8, size=(200, 50))
-    assert t.scaled(1600, 800) == (200, 100)
+    assert t.resized_size(1600, 800) == (200, 100)
     assert t.read(source).shape == (3, 400, 200)
     for size in (64, 100, 224, (30, 300)):
         t = wt.ImageTokenizer(8, size=size)
         raw = t.read(source)
-        h, w = t.scaled(1600, 800)
+        h, w = t.resized_size(1600, 800)
         assert raw.shape[1] >= min(1600, 2 * h) and raw.shape[2] >= min(800, 2 * w)
     native = wt.ImageTokenizer(8, size=None, max_tokens=64)
     assert native.read(source).shape == (3, 400, 200)
@@ -138,9 +138,9 @@ def test_tokens_equal_timms_patch_embedding():
     assert (found.x - expected - t.pos_embed.flatten(0, 1)).abs().max() < 1e-5
 
 
-def test_a_token_knows_its_place_and_the_class_token_comes_first():
+def test_positions_are_row_and_column_and_the_class_token_is_first():
     t = wt.ImageTokenizer(8, size=(32, 48), class_token=True)
-    tokens = t.tokens(pictures()[:2])
+    tokens = t.tokens(images()[:2])
     assert tokens.shape == (2, 7, 8)
     assert tokens.pos[1].tolist() == [
         [0, 0, 0],
@@ -156,8 +156,8 @@ def test_a_token_knows_its_place_and_the_class_token_comes_first():
     assert len(tokens.select("image")) == 2 and tokens.layout.order == "bidirectional"
 
 
-def test_whole_numbers_and_normalised_floats_give_the_same_tokens():
-    t = wt.ImageTokenizer(16, size=40)  # 40 = 2.5 patches: the filled remainder must agree too
+def test_uint8_and_normalised_floats_give_the_same_tokens():
+    t = wt.ImageTokenizer(16, size=40)  # 40 = 2.5 patches: the padded remainder must agree too
     x = torch.stack(raws(t, [(40, 40)] * 3))
     normal = (x / 255 - torch.tensor(t.mean).view(3, 1, 1)) / torch.tensor(t.std).view(3, 1, 1)
     a, b, c = t(t.collate(list(x))), t(x), t(normal)
@@ -170,7 +170,7 @@ def test_230_pixels_in_patches_of_16_lose_nothing():
     x = torch.zeros(1, 3, 230, 230)
     plain = t(x).x
     assert plain.shape == (1, 225, 8)
-    x[..., 229, 229] = 1  # the last pixel reaches the last token, and that one alone
+    x[..., 229, 229] = 1  # the last pixel changes the last token only
     moved = (t(x).x - plain).abs().amax(-1)[0] > 1e-6
     assert moved.nonzero().flatten().tolist() == [224]
     native = wt.ImageTokenizer(8, size=None, max_tokens=225)
@@ -179,7 +179,7 @@ def test_230_pixels_in_patches_of_16_lose_nothing():
 
 @pytest.mark.parametrize("positions", ["learned", "sincos", "none"])
 @pytest.mark.parametrize("hw", [(32, 128), (64, 64), (48, 20)])
-def test_other_shapes_get_their_positions_by_interpolation(positions, hw):
+def test_positions_are_interpolated_for_other_sizes(positions, hw):
     t = wt.ImageTokenizer(16, size=(32, 128), positions=positions)  # a table of (2, 8)
     bare = wt.ImageTokenizer(16, size=(32, 128), positions="none")
     bare.load_state_dict(t.state_dict(), strict=False)
@@ -196,25 +196,25 @@ def test_other_shapes_get_their_positions_by_interpolation(positions, hw):
     assert found.pos[0, -1].tolist() == [0, grid[0] - 1, grid[1] - 1]
 
 
-def test_a_padded_picture_has_no_token_where_there_is_only_background():
+def test_a_padded_image_has_no_tokens_of_background_alone():
     t = wt.ImageTokenizer(8, patch=16, size=64, preprocess={"resize": "pad", "background": (0, 255, 0)})
     wide, tall, square = raws(t, [(32, 128), (128, 20), (64, 64)])
     batch = t.collate([wide, tall, square])
     assert (batch["pixels"][0, :, :16] == torch.tensor([0, 255, 0], dtype=torch.uint8)[:, None, None]).all()
     tokens = t(batch)
-    # 16 rows of image amid 64, from row 24 on: patch rows 1 and 2; 10 columns from 27 on: patch columns 1 and 2
+    # 16 rows of image from row 24 of 64: patch rows 1 and 2; 10 columns from 27: patch columns 1 and 2
     assert batch["lengths"] == (8, 8, 16) and tokens.valid.sum(1).tolist() == [8, 8, 16]
     assert tokens.pos[0, :8, 1:].tolist() == [[y, x] for y in (1, 2) for x in range(4)]
     assert tokens.pos[1, :8, 1:].tolist() == [[y, x] for y in range(4) for x in (1, 2)]
-    everything = t(batch["pixels"])  # the same pixels without the knowledge: tokens stand where they stood
-    places = tokens.pos[1, :8, 1] * 4 + tokens.pos[1, :8, 2]
-    assert (tokens.x[1, :8] - everything.x[1, places.long()]).abs().max() < 1e-5
+    everything = t(batch["pixels"])  # the same pixels without `keep`: all patches, in grid order
+    indices = tokens.pos[1, :8, 1] * 4 + tokens.pos[1, :8, 2]
+    assert (tokens.x[1, :8] - everything.x[1, indices.long()]).abs().max() < 1e-5
     alone = t(t.collate([tall]))
     assert alone.shape == (1, 8, 8) and (alone.x[0] - tokens.x[1, :8]).abs().max() < 1e-5
-    assert "keep" not in t.collate([square]), "nothing to leave out"
+    assert "keep" not in t.collate([square]), "no patch is background alone"
 
 
-def test_one_pixel_sides_and_extreme_shapes():
+def test_sides_of_one_pixel_and_extreme_aspect_ratios():
     for t in (wt.ImageTokenizer(8, size=32), wt.ImageTokenizer(8, size=32, preprocess={"resize": "pad"}),
               wt.ImageTokenizer(8, size=32, preprocess={"resize": "squash"}), wt.ImageTokenizer(8, size=None, max_tokens=9)):  # fmt: skip
         tokens = t(t.collate(raws(t, [(1, 1), (1, 3000), (3000, 1), (1, 16), (17, 1)])))
@@ -314,7 +314,7 @@ def test_the_contract_of_front_ends(name):
     torch.manual_seed(0)
     t = wt.ImageTokenizer(32, patch=16, **SETTINGS[name])
     bad = [b"", b"words", "missing.png", np.full((4, 4, 3), np.nan), torch.zeros(4, 4), None]
-    ran = check_tokenizer(t, pictures(), bad=bad)
+    ran = check_tokenizer(t, images(), bad=bad)
     assert "check_saving" in ran and "check_refused" in ran
 
 
@@ -358,7 +358,7 @@ def test_a_saved_front_end_keeps_its_preprocessing(tmp_path):
     again = wt.load(tmp_path)
     for name in ("patch", "size", "mean", "std", "preprocess", "embedding", "position_grid"):
         assert getattr(again, name) == getattr(t, name), name
-    assert torch.equal(again.tokens(pictures()).x, t.eval().tokens(pictures()).x)
+    assert torch.equal(again.tokens(images()).x, t.eval().tokens(images()).x)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sincos"])
