@@ -61,14 +61,14 @@ def check_tokenizer(
     Raises:
         AssertionError: the first check that fails: its name and the finding.
     """
-    made = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer()
-    if not isinstance(made, Tokenizer):
-        raise AssertionError(f"contract: {type(made).__name__} is not a worldtokens Tokenizer")
+    front = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer()
+    if not isinstance(front, Tokenizer):
+        raise AssertionError(f"contract: {type(front).__name__} is not a worldtokens Tokenizer")
     if len(samples) < 2:
         raise ValueError(f"check_tokenizer needs at least 2 samples, got {len(samples)}")
-    was_training = made.training
-    made.eval()
-    subject = _Subject(made, list(samples), tolerance)
+    was_training = front.training
+    front.eval()
+    subject = _Subject(front, list(samples), tolerance)
     checks = [
         check_fields,
         check_batch_invariance,
@@ -90,11 +90,11 @@ def check_tokenizer(
                 check(subject)
                 run.append(check.__name__)
         for source in bad:
-            check_refused(made, source)
+            check_refused(front, source)
         if bad:
             run.append("check_refused")
     finally:
-        made.train(was_training)
+        front.train(was_training)
     return run
 
 
@@ -137,17 +137,17 @@ def _differ(a: Tensor, b: Tensor) -> float:
 
 def _same_samples(s: _Subject, tokens: Tokens, order: Sequence[int], check: str, why: str) -> None:
     for row, i in enumerate(order):
-        mine, ref = tokens.valid[row], s.alone[i].valid[0]
+        valid, ref = tokens.valid[row], s.alone[i].valid[0]
         need(
-            int(mine.sum()) == int(ref.sum()),
+            int(valid.sum()) == int(ref.sum()),
             check,
-            f"sample {i} has {int(mine.sum())} valid tokens {why} and {int(ref.sum())} alone",
+            f"sample {i} has {int(valid.sum())} valid tokens {why} and {int(ref.sum())} alone",
         )
         for name in ("x", "pos", "block", "ids"):
             a, b = getattr(tokens, name), getattr(s.alone[i], name)
             if b is None:
                 continue
-            diff = _differ(a[row][mine].double(), b[0][ref].double())
+            diff = _differ(a[row][valid].double(), b[0][ref].double())
             need(
                 diff <= s.tolerance,
                 check,
@@ -328,15 +328,15 @@ def check_repeatable(s: _Subject) -> None:
 
 def check_refused(tokenizer: Tokenizer, source: Any) -> None:
     """A bad source raises InputError with a message, and no other error."""
-    shown = repr(source)[:80]
+    name = repr(source)[:80]
     try:
         tokenizer.tokens([source])
     except InputError as e:
-        need(len(str(e)) > 10, "refused", f"{shown}: InputError without a helpful message")
+        need(len(str(e)) > 10, "refused", f"{name}: InputError without a helpful message")
         return
     except Exception as e:
-        raise AssertionError(f"refused: {shown} raised {type(e).__name__}: {e}; expected InputError") from e
-    raise AssertionError(f"refused: {shown} was accepted; expected InputError")
+        raise AssertionError(f"refused: {name} raised {type(e).__name__}: {e}; expected InputError") from e
+    raise AssertionError(f"refused: {name} was accepted; expected InputError")
 
 
 def _small_trunk(s: _Subject) -> Transformer:
