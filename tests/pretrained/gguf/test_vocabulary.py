@@ -88,7 +88,7 @@ def test_a_message_never_becomes_a_control_token(
     ):
         with pytest.raises(wt.InputError, match=match):
             model.chat(messages)
-    with pytest.raises(wt.InputError, match="cannot be run"):
+    with pytest.raises(wt.InputError, match="cannot be rendered"):
         chat_ids(model.front, "{% for %}", conversation)
-    with pytest.raises(wt.InputError, match="cannot be run"):
+    with pytest.raises(wt.InputError, match="cannot be rendered"):
         chat_ids(model.front, "{{ ''.__class__.__mro__[1].__subclasses__() }}", conversation)

@@ -186,7 +186,7 @@ def test_gradients_match(wordpiece, texts, make_bert):
     query = layer.attention.self.query.weight.grad
     pairs = [
         (theirs.embeddings.word_embeddings.weight.grad, ours.tokenizer.embedding.weight.grad),
-        (theirs.embeddings.token_type_embeddings.weight.grad, ours.tokenizer.types.weight.grad),
+        (theirs.embeddings.token_type_embeddings.weight.grad, ours.tokenizer.type_embedding.weight.grad),
         (query, ours.trunk.blocks[0].attn.qkv.weight.grad[: len(query)]),
         (layer.output.LayerNorm.weight.grad, ours.trunk.blocks[0].norm2.weight.grad),
         (theirs.pooler.dense.weight.grad, ours.head.weight.grad),

@@ -71,7 +71,7 @@ def test_a_folder_with_pooling_projection_and_normalisation_matches(wordpiece, t
     listed = json.loads((folder / "modules.json").read_text())
     listed[1]["path"] = "../a/1_Pooling"
     (folder / "modules.json").write_text(json.dumps(listed))
-    with pytest.raises(wt.InputError, match="a folder inside"):
+    with pytest.raises(wt.InputError, match="expected a subfolder"):
         wt.from_hf(folder)
     for i, (change, match) in enumerate(
         (

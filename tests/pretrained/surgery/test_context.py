@@ -15,9 +15,9 @@ def test_positions_are_interpolated_or_extended(make_text, reload, tmp_path):
     front = randomised(make_text())
     table = front.pos_embed.detach().clone()
     interpolated = wt.resize_context(copy.deepcopy(front), 31)
-    assert interpolated.position.shape == (31, 24)
-    torch.testing.assert_close(interpolated.position[::2], table)  # 16 positions become every second of 31
-    torch.testing.assert_close(interpolated.position[1], (table[0] + table[1]) / 2)
+    assert interpolated.pos_embed.shape == (31, 24)
+    torch.testing.assert_close(interpolated.pos_embed[::2], table)  # 16 positions become every second of 31
+    torch.testing.assert_close(interpolated.pos_embed[1], (table[0] + table[1]) / 2)
     long = wt.resize_context(copy.deepcopy(front), 40, keep=4)
     torch.testing.assert_close(long.pos_embed[:4], table[:4])
     torch.testing.assert_close(long.pos_embed[39], table[15])

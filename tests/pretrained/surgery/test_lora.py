@@ -62,8 +62,8 @@ def test_patterns_select_the_adapted_layers():
 def test_training_saving_merging_and_loading(tmp_path):
     model, start = adapted(lora_alpha=16, lora_dropout=0.1), classifier()
     wt.unfreeze(model, "head")
-    figures = run(model, tmp_path / "run").figures
-    assert figures["top1"] == 1.0
+    metrics = run(model, tmp_path / "run").metrics
+    assert metrics["top1"] == 1.0
     plain = dict(start.named_parameters())
     for name, p in model.named_parameters():
         if ".base_layer." in name:
