@@ -10,7 +10,7 @@ class Preset(NamedTuple):
     """Defaults of a preset for the arguments that the caller leaves at None."""
 
     stem: str
-    n_mels: int | None
+    n_mels: int
     stride: tuple[int, int] | None
     seconds: float
     positions: str
@@ -19,7 +19,7 @@ class Preset(NamedTuple):
 PRESETS = {
     "whisper": Preset("conv", 80, None, 30.0, "sincos"),
     "ast": Preset("patches", 128, (10, 10), 10.24, "learned"),
-    "waveform": Preset("wave", None, None, 30.0, "sincos"),
+    "waveform": Preset("wave", 0, None, 30.0, "sincos"),
 }
 
 

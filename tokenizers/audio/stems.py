@@ -72,8 +72,8 @@ class PatchStem(nn.Module):
         self,
         n_mels: int,
         dim: int,
-        patch: tuple[int, int],
-        stride: tuple[int, int],
+        patch: tuple[int, ...],
+        stride: tuple[int, ...],
         drop_last: bool,
         pad_value: float,
     ) -> None:
@@ -129,16 +129,17 @@ class WaveStem(nn.Module):
         if norm not in ("group", "layer"):
             raise InputError(f"conv_norm is {norm!r}, expected 'group' or 'layer'")
         ins = (1, *[width] * 6)
-        self.convs = nn.ModuleList(
+        convs = [
             nn.Conv1d(i, width, k, s, bias=norm == "layer")
             for i, k, s in zip(ins, self.kernels, self.strides, strict=True)
-        )
+        ]
+        for conv in convs:  # as in wav2vec 2.0: keeps the variance through the layers
+            nn.init.kaiming_normal_(conv.weight)
+        self.convs = nn.ModuleList(convs)
         if norm == "group":
             self.norms = nn.ModuleList([nn.GroupNorm(width, width)])
         else:
             self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in self.kernels)
-        for conv in self.convs:  # as in wav2vec 2.0: keeps the variance through the layers
-            nn.init.kaiming_normal_(conv.weight)
         self.norm = nn.LayerNorm(width)
         self.proj = nn.Linear(width, dim)
 
@@ -178,7 +179,8 @@ class WaveStem(nn.Module):
         mean = x32.sum(-1, keepdim=True) / n
         x32 = (x32 - mean).masked_fill(~valid, 0)
         x32 = x32 * (x32.square().sum(-1, keepdim=True) / n + norm.eps).rsqrt()
-        return (x32 * norm.weight.float()[:, None] + norm.bias.float()[:, None]).to(x.dtype)
+        weight, bias = (p.float()[:, None] for p in (norm.weight, norm.bias))
+        return (x32 * weight + bias).to(x.dtype)
 
 
 def zero_after(x: Tensor, counts: Sequence[int]) -> Tensor:

@@ -114,30 +114,30 @@ class AudioTokenizer(Tokenizer):
                 "fixed_length=True and positions='learned' need a maximum duration: give `seconds`"
             )
 
+        self.stem: WaveStem | PatchStem | FrameStem | ConvStem
+        self.spectrogram: LogMel | Fbank | None = None
+        self.max_samples = None if seconds is None else round(seconds * sample_rate)
         if preset == "waveform":
-            self.spectrogram = None
             self.stem = WaveStem(dim, self.cfg.conv_dim, self.cfg.conv_norm)
-            self.samples_per_token, self.max_frames = WaveStem.step, None
-            self.max_samples = None if seconds is None else round(seconds * sample_rate)
+            self.samples_per_token = WaveStem.step
         else:
-            n_mels = default.n_mels if n_mels is None else sides(n_mels, 1, "n_mels")[0]
-            self.spectrogram = (LogMel if preset == "whisper" else Fbank)(sample_rate, n_mels)
+            bands = default.n_mels if n_mels is None else sides(n_mels, 1, "n_mels")[0]
+            self.spectrogram = (LogMel if preset == "whisper" else Fbank)(sample_rate, bands)
             hop = self.spectrogram.hop_length
-            self.max_frames = None if seconds is None else max(1, round(seconds * sample_rate / hop))
-            self.max_samples = None if seconds is None else self.spectrogram.samples(self.max_frames)
+            if seconds is not None:  # whole frames
+                self.max_samples = self.spectrogram.samples(max(1, round(seconds * sample_rate / hop)))
             if stem == "patches":
-                patch = sides(patch, 2, "patch")
-                stride = sides(stride or default.stride or patch, 2, "stride")
-                self.stem = PatchStem(
-                    n_mels, dim, patch, stride, self.cfg.fixed_length, self.spectrogram.pad_value
-                )
-                self.samples_per_token = hop * stride[0]
+                kernel = sides(patch, 2, "patch")
+                steps = sides(stride or default.stride or patch, 2, "stride")
+                drop_last, pad_value = self.cfg.fixed_length, self.spectrogram.pad_value
+                self.stem = PatchStem(bands, dim, kernel, steps, drop_last, pad_value)
+                self.samples_per_token = hop * steps[0]
             else:
-                self.stem = (FrameStem if stem == "frames" else ConvStem)(n_mels, dim)
+                self.stem = (FrameStem if stem == "frames" else ConvStem)(bands, dim)
                 self.samples_per_token = hop * (1 if stem == "frames" else 2)
 
         self.pos_embed = self.class_embed = None
-        if self.positions == "learned":
+        if self.positions == "learned" and self.max_samples is not None:
             self.pos_embed = nn.Parameter(torch.empty(*self.grid(self.max_samples), dim))
         elif self.positions == "sincos":
             self._sincos(torch.zeros(1, 2), 2)  # raises now if dim is too small
@@ -171,11 +171,9 @@ class AudioTokenizer(Tokenizer):
         Args:
             samples: length at this tokenizer's sampling rate, 1 or more.
         """
-        samples = samples if self.max_samples is None else min(samples, self.max_samples)
-        fixed = self.cfg.fixed_length
-        if self.spectrogram is None:
-            return self.stem.grid(self.max_samples if fixed else samples)
-        return self.stem.grid(self.max_frames if fixed else self.spectrogram.frames(samples))
+        if self.max_samples is not None:
+            samples = self.max_samples if self.cfg.fixed_length else min(samples, self.max_samples)
+        return self.stem.grid(samples if self.spectrogram is None else self.spectrogram.frames(samples))
 
     def length(self, samples: int) -> int:
         """Number of tokens of a waveform of `samples` samples, class tokens included."""
@@ -289,22 +287,21 @@ class AudioTokenizer(Tokenizer):
             raise InputError(
                 f"waveform is {tuple(waveform.shape)} and lengths {lengths}, expected (B, T) and B counts up to T"
             )
-        fixed = self.cfg.fixed_length
-        if self.max_samples is not None:
-            lengths = tuple(min(n, self.max_samples) for n in lengths)
+        limit, fixed = self.max_samples, self.cfg.fixed_length
+        if limit is not None:
+            lengths = tuple(min(n, limit) for n in lengths)
         waveform = waveform[:, : max(lengths)]
-        if fixed and not isinstance(self.spectrogram, Fbank):
-            waveform = functional.pad(
-                silence_after(waveform, lengths), (0, self.max_samples - waveform.shape[1])
-            )
-            lengths = (self.max_samples,) * len(waveform)
+        if fixed and limit is not None and not isinstance(self.spectrogram, Fbank):
+            waveform = functional.pad(silence_after(waveform, lengths), (0, limit - waveform.shape[1]))
+            lengths = (limit,) * len(waveform)
         if self.spectrogram is None:
             return waveform, lengths
         x = self.spectrogram(waveform, lengths)
         counts = tuple(self.spectrogram.frames(n) for n in lengths)
-        if fixed and isinstance(self.spectrogram, Fbank):  # AST pads the spectrogram, not the waveform
-            x = functional.pad(x, (0, 0, 0, self.max_frames - x.shape[1]), value=self.spectrogram.pad_value)
-            counts = (self.max_frames,) * len(waveform)
+        if fixed and limit is not None and isinstance(self.spectrogram, Fbank):  # AST pads the spectrogram
+            frames = self.spectrogram.frames(limit)
+            x = functional.pad(x, (0, 0, 0, frames - x.shape[1]), value=self.spectrogram.pad_value)
+            counts = (frames,) * len(waveform)
         return x, counts
 
     def _sincos(self, coords: Tensor, rows: int) -> Tensor:

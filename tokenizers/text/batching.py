@@ -5,7 +5,7 @@ Ids of a batch are kept as one flat array and the length of each row, so that no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -15,13 +15,13 @@ from torch import Tensor
 from worldtokens.errors import InputError
 
 
-def flatten(rows: Sequence[Sequence[int]] | Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def flatten(rows: Sequence[Sequence[int] | Tensor]) -> tuple[np.ndarray, np.ndarray]:
     """Rows of ids -> all ids as one int64 array, and the length of each row."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    if len(rows) and isinstance(rows[0], Tensor):
-        return torch.cat(list(rows)).numpy(), lengths
-    ids: Iterable[int] = chain.from_iterable(rows)
-    return np.fromiter(ids, np.int64, lengths.sum()), lengths
+    tensors = [r for r in rows if isinstance(r, Tensor)]
+    if tensors and len(tensors) == len(rows):
+        return torch.cat(tensors).numpy(), lengths
+    return np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum()), lengths
 
 
 def truncate(

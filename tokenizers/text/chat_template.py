@@ -114,7 +114,7 @@ class Chat:
         encoder, ids, at = self.front.encoder, [], 0
         for match in encoder.special_pattern.finditer(text):
             ids += encoder.one(text[at : match.start()].replace(self.escape, ""))
-            ids.append(encoder.backend.token_to_id(match[0]))
+            ids.append(encoder.special_tokens[match[0]])
             at = match.end()
         return ids + encoder.one(text[at:].replace(self.escape, ""))
 

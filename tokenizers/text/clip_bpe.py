@@ -57,7 +57,7 @@ def vocabulary() -> tokenizers.Tokenizer:
             "pip install open_clip_torch, or give a tokenizer.json to TextTokenizer.from_file"
         )
     lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")[1 : MERGES + 1]
-    merges = [tuple(line.split()) for line in lines]
+    merges = [(a, b) for a, b in map(str.split, lines)]
     chars = list(bytes_to_unicode().values())
     names = chars + [c + SUFFIX for c in chars] + [a + b for a, b in merges] + [START, END]
     vocab = {name: i for i, name in enumerate(names)}

@@ -73,7 +73,8 @@ class StreamDecoder:
         self._decoder, self._special = decoder, special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._space = b""  # CLIP marks the ends of words: the space is due when another token follows
-        self._ids, self._emitted, self._text = [], 0, ""
+        self._ids: list[int] = []
+        self._emitted, self._text = 0, ""
 
     def push(self, i: int) -> str:
         """Add one id -> the new text, "" where a character is incomplete."""
@@ -102,7 +103,7 @@ class StreamDecoder:
 def _byte_table(backend: tokenizers.Tokenizer, size: int) -> list[tuple[bytes, bool]]:
     """For each id its bytes, and whether it ends a word."""
     byte = {c: b for b, c in bytes_to_unicode().items()}
-    suffix = getattr(backend.model, "end_of_word_suffix", None)
+    suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
     added = backend.get_added_tokens_decoder()
     table = [(b"", False)] * size
     for name, i in backend.get_vocab().items():

@@ -38,6 +38,7 @@ class IdEncoder:
             [backend.id_to_token(i) for i in sorted(named) if i not in added or not added[i].special]
         )
         backend.encode_special_tokens = True
+        self.special_tokens = {str(backend.id_to_token(i)): i for i in self.special_ids}
         # added tokens that are not special may span white space, which the cache of whole words cannot handle
         plain_added = any(not t.special and i not in named for i, t in added.items())
         fits = normalize == "clip" and not plain_added and WordCache.supports(backend)
@@ -86,10 +87,11 @@ class IdEncoder:
 
     def with_special(self, text: str) -> list[int]:
         """Ids of a text in which special tokens count."""
-        ids, at = [], 0
+        ids: list[int] = []
+        at = 0
         for match in self.special_pattern.finditer(text):
             ids += self.one(text[at : match.start()])
-            ids.append(self.backend.token_to_id(match[0]))
+            ids.append(self.special_tokens[match[0]])
             at = match.end()
         return ids + self.one(text[at:])
 
@@ -104,9 +106,9 @@ class IdEncoder:
     @functools.cached_property
     def special_pattern(self) -> re.Pattern:
         """Matches the spelling of any special token."""
-        names = [self.backend.id_to_token(i) for i in self.special_ids]
         # the longest first, so that a prefix does not hide it; with no special tokens nothing matches
-        return re.compile("|".join(re.escape(n) for n in sorted(names, key=len, reverse=True)) or r"(?!)")
+        names = sorted(self.special_tokens, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
     @functools.cached_property
     def _reachable(self) -> set[int]:

@@ -75,7 +75,7 @@ class PairTokenizer(TextTokenizer):
 
     def read(self, source: str | tuple[str, str], *, special: bool = False, end: bool = True) -> Tensor:
         """One text or a tuple of two -> ids (N,) int64; see `TextTokenizer.read`."""
-        return super().read(source, special=special, end=end)
+        return super().read(source, special=special, end=end)  # type: ignore[arg-type]
 
     def embed(self, ids: Tensor, offset: int = 0) -> Tensor:
         x = super().embed(ids, offset)
@@ -111,7 +111,7 @@ class PairTokenizer(TextTokenizer):
         parts = [encoder.with_special(t) for t in texts] if special else encoder.plain(list(texts))
         between = [self.end_id] * (2 if self.pair == "roberta" else 1)
         head = [self.start_id] if self.start_id is not None else []
-        limit = self.context if context is None else context
+        limit = (self.context or 0) if context is None else context
         room = limit - len(head) - len(between) - 1
         if room < 2:
             raise InputError(f"context={limit} leaves no room for two texts")

@@ -119,13 +119,15 @@ class TextTokenizer(Tokenizer):
         self.end_id = token_id(self.backend, "end", end)
         pad_id = token_id(self.backend, "pad", pad)
         self.pad_id = pad_id or 0
-        self.vocab_size = max(max(self.backend.get_vocab().values()) + 1, 1)
+        self.vocab_size: int = max(max(self.backend.get_vocab().values()) + 1, 1)
         named = {i for i in (self.start_id, self.end_id, pad_id) if i is not None}
         self.encoder = IdEncoder(self.backend, named, normalize)
         self._warned = False
 
         self.embedding = nn.Embedding(self.vocab_size, dim)
-        self.pos_embed = nn.Parameter(torch.empty(context, dim)) if positions == "learned" else None
+        self.pos_embed = (
+            nn.Parameter(torch.empty(context, dim)) if positions == "learned" and context else None
+        )
         nn.init.normal_(self.embedding.weight, std=0.02)
         if self.pos_embed is not None:
             nn.init.normal_(self.pos_embed, std=0.01)
@@ -388,7 +390,7 @@ class TextTokenizer(Tokenizer):
         self._check_length(longest)
         if len(flat):
             check_ids(int(flat.min()), int(flat.max()), self.vocab_size)
-        width = self.context if self.pad_to_context else longest
+        width = self.context if self.pad_to_context and self.context else longest
         ids = pad(flat, lengths, width, self.pad_id)
         if self.pad_to_context:
             lengths = np.full_like(lengths, width)

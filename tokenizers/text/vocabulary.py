@@ -52,7 +52,8 @@ def start_and_end(backend: tokenizers.Tokenizer) -> tuple[str | None, str | None
         if full[k : k + len(bare)] == bare:
             head, tail = full[:k], full[k + len(bare) :]
             if len(head) <= 1 and len(tail) <= 1:
-                return tuple(backend.id_to_token(side[0]) if side else None for side in (head, tail))
+                start, end = (backend.id_to_token(side[0]) if side else None for side in (head, tail))
+                return start, end
             break
     raise InputError(
         f"the vocabulary's post-processor turns {bare} into {full}, more than one token on a side: name start= and end="
