@@ -178,7 +178,7 @@ def _folder(root: Path, context: ReadContext) -> Iterator[dict]:
             sidecar = next(
                 (captions[folder, name] for name in (stem, *names) if (folder, name) in captions), None
             )
-            row = {"id": group[0].relative_to(root).as_posix()}
+            row: dict[str, str | list[str]] = {"id": group[0].relative_to(root).as_posix()}
             row |= {COLUMN_OF[path.suffix.lower()]: str(path) for path in group}
             if folder:
                 row["class"] = folder

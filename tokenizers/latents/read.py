@@ -15,7 +15,7 @@ from worldtokens.tokenizers.files import read_arrays, read_bytes
 MAX_VALUES = 1 << 26  # per sample; 256 MB
 
 
-def read_triplane(source: Any, channels: int, patch: tuple[int, int]) -> Tensor:
+def read_triplane(source: Any, channels: int, patch: tuple[int, ...]) -> Tensor:
     """Three feature planes -> (3, C, H, W) float32.
 
     Args:

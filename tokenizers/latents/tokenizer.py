@@ -133,8 +133,8 @@ class LatentTokenizer(Tokenizer):
             raise InputError("tokenizer= needs latents=, the number of tokens per sample")
         (self.dim,) = sides(dim, 1, "dim")
         # not named `tokenizer`: a triplane's front-end is not an argument
-        self.base = TriplaneTokenizer(dim, channels, patch) if tokenizer is None else tokenizer
-        self.resampler = None
+        self.base = TriplaneTokenizer(dim, channels, patch) if channels is not None else tokenizer
+        self.resampler: Resampler | None = None
         if latents is not None:
             sides(latents, 1, "latents")
             if dim % heads:

@@ -111,6 +111,7 @@ class PointTokenizer(Tokenizer):
             InputError: it cannot be read or has no points; names the file.
         """
         geometry = read_geometry(source)
+        extra: np.ndarray | None
         if geometry.faces is not None:
             points, extra = sample_surface(geometry.points, geometry.faces, self.points)
             if not len(points):  # all faces are degenerate: only the corners are left
@@ -124,7 +125,7 @@ class PointTokenizer(Tokenizer):
                 f"{geometry.name}: has {have} columns besides x, y, z, expected features={self.features}; build the "
                 f"front-end with features={have} or give a source with more columns"
             )
-        if self.features:
+        if self.features and extra is not None:
             points = np.concatenate([points, extra[:, : self.features]], 1)
         points = points[~np.isnan(points[:, :3]).any(1)]
         if not len(points):

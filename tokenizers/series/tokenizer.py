@@ -106,7 +106,9 @@ class SeriesTokenizer(Tokenizer):
         self.proj = nn.Linear(width, dim)
         self.missing = nn.Linear(width, dim, bias=False)
         self.empty_token = nn.Parameter(torch.empty(dim)) if empty == "token" else None
-        self.channel_embed = nn.Embedding(channels, dim) if mix == "attention" and channels > 1 else None
+        self.channel_embed = (
+            nn.Embedding(channels, dim) if mix == "attention" and channels and channels > 1 else None
+        )
         self.pos_embed = nn.Parameter(torch.empty(max_patches, dim)) if positions == "learned" else None
         if positions == "sincos":
             sincos_positions(torch.zeros(1, 1), dim)  # raises now if dim is too small
@@ -117,15 +119,10 @@ class SeriesTokenizer(Tokenizer):
         All other weights: normal with standard deviation 0.02."""
         nn.init.normal_(self.proj.weight, std=self.proj.in_features**-0.5)
         nn.init.zeros_(self.proj.bias)
-        extra = (
-            self.missing.weight,
-            self.empty_token,
-            self.pos_embed,
-            self.channel_embed and self.channel_embed.weight,
-        )
-        for table in extra:
-            if table is not None:
-                nn.init.normal_(table, std=0.02)
+        channel = None if self.channel_embed is None else self.channel_embed.weight
+        for weight in (self.missing.weight, self.empty_token, self.pos_embed, channel):
+            if weight is not None:
+                nn.init.normal_(weight, std=0.02)
 
     # ---- raw series ------------------------------------------------------------------------------------------
 
@@ -177,7 +174,7 @@ class SeriesTokenizer(Tokenizer):
         if not len(raws):
             raise InputError("no series to collate: expected at least one")
         samples = [self._patchify(raw, f"series {i} of the batch") for i, raw in enumerate(raws)]
-        patches, missing, coords, means, stds = zip(*samples, strict=True)
+        patches, missing, coords, means, stds = map(list, zip(*samples, strict=True))
         lengths = []
         for c in coords:
             counts = torch.bincount(c[:, 1]).tolist() if self.mix == "none" else [len(c)]
@@ -266,12 +263,14 @@ def _from_array(source: np.ndarray | Tensor) -> tuple[np.ndarray, str]:
     name = f"<{kind} {tuple(source.shape)} {source.dtype}>"
     if isinstance(source, Tensor):
         real = not source.is_complex() and not source.is_quantized
-        values = source.detach().cpu().double().numpy() if real else None
     else:
         real = source.dtype.kind in "fiub"
-        values = np.ma.filled(source.astype(np.float64), np.nan) if real else None
     if not real:
         raise InputError(f"{name}: expected real numbers; convert it, e.g. .astype('float64')")
+    if isinstance(source, Tensor):
+        values = source.detach().cpu().double().numpy()
+    else:
+        values = np.ma.filled(source.astype(np.float64), np.nan)
     if values.ndim not in (1, 2):
         raise InputError(f"{name}: expected (C, T), channels first, or (T,) for one channel")
     values = np.array(np.atleast_2d(values))  # a copy, independent of the caller's array
