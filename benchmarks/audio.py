@@ -1,11 +1,10 @@
-"""Speed of log-mel spectra: a batch of 64 sounds of 10 s, ours against the published ones, in one process, in turns.
+"""Log-mel spectrograms of a batch of 64 waveforms of 10 s: torchaudio and transformers' WhisperFeatureExtractor.
 
     OMP_NUM_THREADS=2 python benchmarks/audio.py [--rounds 9] [--seconds 10] [--batch 64] [--device cpu]
 
-All get the same waves. `WhisperFeatureExtractor` is measured in its numpy form and, where torch is there, its torch
-form, both padding to the same 10 s; torchaudio's `MelSpectrogram` has the same window, hop, bands, scale and norm, and
-is timed with and without Whisper's logarithm and floor behind it. The figure is the ratio of the medians, and the
-range of the ratios of single rounds.
+All get the same waveforms. `WhisperFeatureExtractor` is timed in its numpy and its torch implementation, both padded to
+10 s; torchaudio's `MelSpectrogram` has the same window, hop, bands, scale and norm, and is timed with and without
+Whisper's logarithm and floor. The figure is the ratio of the medians, with the range of the ratios of single rounds.
 """
 
 import argparse
@@ -15,33 +14,34 @@ import time
 
 import torch
 import torchaudio
-from turns import keep
+from timing import record
 
 from worldtokens.tokenizers.audio.mel import Fbank, LogMel
 
 
-def contestants(waves: torch.Tensor) -> dict:
-    """Name -> a call that makes the spectra of all waves."""
-    lengths = [waves.shape[1]] * len(waves)
+def contenders(waveforms: torch.Tensor) -> dict:
+    """Name -> a function that computes the spectrograms of all waveforms."""
+    lengths = [waveforms.shape[1]] * len(waveforms)
     whisper, fbank = LogMel(), Fbank()
     mel = torchaudio.transforms.MelSpectrogram(
         16000, n_fft=400, hop_length=160, n_mels=80, norm="slaney", mel_scale="slaney"
-    ).to(waves.device)
+    ).to(waveforms.device)
 
     def torchaudio_log():
-        x = mel(waves).clamp(min=1e-10).log10()
+        x = mel(waveforms).clamp(min=1e-10).log10()
         return (torch.maximum(x, x.amax((1, 2), keepdim=True) - 8) + 4) / 4
 
-    # the range of lengths that a real batch has
+    # unequal lengths, as in a real batch
     shorter = [n - i * n // (2 * len(lengths)) for i, n in enumerate(lengths)]
     calls = {
-        "ours, log-mel": lambda: whisper(waves, lengths),
-        "ours, log-mel, unequal lengths": lambda: whisper(waves, shorter),
-        "torchaudio MelSpectrogram": lambda: mel(waves),
+        "ours, log-mel": lambda: whisper(waveforms, lengths),
+        "ours, log-mel, unequal lengths": lambda: whisper(waveforms, shorter),
+        "torchaudio MelSpectrogram": lambda: mel(waveforms),
         "torchaudio MelSpectrogram + log": torchaudio_log,
-        "ours, fbank": lambda: fbank(waves, lengths),
-        "torchaudio kaldi.fbank, one by one": lambda: [
-            torchaudio.compliance.kaldi.fbank(w[None], window_type="hanning", num_mel_bins=128) for w in waves
+        "ours, fbank": lambda: fbank(waveforms, lengths),
+        "torchaudio kaldi.fbank, per waveform": lambda: [
+            torchaudio.compliance.kaldi.fbank(w[None], window_type="hanning", num_mel_bins=128)
+            for w in waveforms
         ],
     }
     try:
@@ -49,10 +49,10 @@ def contestants(waves: torch.Tensor) -> dict:
     except ImportError:
         return calls
     extractor = WhisperFeatureExtractor()
-    arrays = waves.cpu().numpy()
+    arrays = waveforms.cpu().numpy()
     calls["WhisperFeatureExtractor, numpy"] = lambda: extractor._np_extract_fbank_features(arrays, "cpu")
     calls["WhisperFeatureExtractor, torch"] = lambda: extractor._torch_extract_fbank_features(
-        arrays, str(waves.device)
+        arrays, str(waveforms.device)
     )
     return calls
 
@@ -66,18 +66,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     random.seed(0)
-    waves = (torch.randn(args.batch, int(16000 * args.seconds)) * 0.1).to(args.device)
-    calls = contestants(waves)
+    waveforms = (torch.randn(args.batch, int(16000 * args.seconds)) * 0.1).to(args.device)
+    calls = contenders(waveforms)
 
     times = {name: [] for name in calls}
-    for turn in range(args.rounds + 1):
-        # another order each time, so that nobody always follows the one that leaves the memory in pieces
+    for i in range(args.rounds + 1):
+        # a random order, so that no contender always runs after the same one
         for name, call in random.sample(list(calls.items()), len(calls)):
             start = time.perf_counter()
             call()
             if args.device != "cpu":
                 torch.cuda.synchronize()
-            if turn:  # the first turn makes filters and plans
+            if i:  # the first round creates filters and FFT plans
                 times[name].append(time.perf_counter() - start)
 
     diff = (calls["ours, log-mel"]() - calls["torchaudio MelSpectrogram + log"]()[..., :-1].mT).abs().max()
@@ -89,16 +89,16 @@ def main() -> None:
     for name, t in times.items():
         ours = times["ours, fbank" if "fbank" in name else "ours, log-mel"]
         ratios = [a / b for a, b in zip(t, ours, strict=True)]
-        middle = statistics.median(t) / statistics.median(ours)
+        median = statistics.median(t) / statistics.median(ours)
         spread = f"{min(ratios):.2f} - {max(ratios):.2f}"
-        print(f"{name:38s}{statistics.median(t) * 1e3:10.1f}{middle:8.2f}{spread:>16s}")
+        print(f"{name:38s}{statistics.median(t) * 1e3:10.1f}{median:8.2f}{spread:>16s}")
         if t is not ours:
-            keep(
+            record(
                 {
-                    "what": f"spectra of {args.batch} x {args.seconds:g} s",
+                    "what": f"spectrograms, {args.batch} x {args.seconds:g} s",
                     "ours": f"{statistics.median(ours) * 1e3:.1f} ms",
                     "peer": f"{name}: {statistics.median(t) * 1e3:.1f} ms",
-                    "ratio": f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                    "ratio": f"{median:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
                     "note": "",
                 }
             )

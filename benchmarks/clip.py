@@ -1,16 +1,16 @@
-"""The demo's model beside an open_clip model of the same width, depth and step count, on the same batches.
+"""Training of the demo's CLIP and of an open_clip model of the same dim, depth and steps, on the same batches.
 
-Both towers of open_clip's model are as wide and as deep as our one shared trunk; the same image patches, the same
-vocabulary, optimizer, schedule and precision; open_clip's model with its own loss, ours with what the recipe adds to it.
-Every batch is made once and given to both, in turns, so that noise of the machine falls on both alike.
+Both towers of open_clip's model have the dim and depth of our single shared Transformer; patches, vocabulary, optimizer,
+schedule and precision are equal. open_clip's model has its own loss, ours has the additions of the recipe. Every batch is
+used by both, interleaved, so that load of the machine affects both alike.
 
-    python benchmarks/clip.py [--steps N] [--precision fp32|bf16|auto] [--peer mapped [--alike]]
+    python benchmarks/clip.py [--steps N] [--precision fp32|bf16|auto] [--peer mapped [--same-loss]]
 
-`--peer mapped` trains open_clip's model through `wt.from_open_clip`, which computes the same (tests/pretrained/open_clip/test_load.py) without
-the padding, four times as fast: for learning what it comes to, not for its speed, which is then left out.
-With `--alike` it also has our recipe's standardised space and smoothed targets: what is left are the trunks.
+`--peer mapped` trains open_clip's model through `wt.from_open_clip`, which computes the same
+(tests/pretrained/open_clip/test_load.py) without padding, four times as fast: for its R@10, not for its speed. With
+`--same-loss` it also has our recipe's standardisation and label smoothing, so that only the architectures differ.
 
-Prints held-out R@10 of both, chance, and the ratio of samples per second in training.
+Prints held-out R@10 of both, chance, and the ratio of training samples/s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import itertools
 import time
 
 import torch
-from turns import keep
+from timing import record
 
 from worldtokens.data import samples
 from worldtokens.tasks.metrics.retrieval import rank_metrics, ranks
@@ -36,55 +36,54 @@ def peer_of(model, context, vocabulary=None, end=None):
     """An open_clip CLIP with the same width, depth, heads, patch, image size and vocabulary."""
     from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 
-    (image, text), cfg = fronts(model), model.trunk.cfg
+    (image, text), cfg = front_ends(model), model.trunk.cfg
     vision = CLIPVisionCfg(
         layers=cfg.depth,
         width=cfg.dim,
         head_width=cfg.head_dim,
         patch_size=image.patch[0],
         image_size=image.size[0],
-        mlp_ratio=cfg.inner / cfg.dim,
+        mlp_ratio=cfg.mlp_dim / cfg.dim,
     )
-    words = CLIPTextCfg(
+    text_config = CLIPTextCfg(
         context_length=context,
         vocab_size=vocabulary or text.vocab_size,
         width=cfg.dim,
         heads=cfg.heads,
         layers=cfg.depth,
-        mlp_ratio=cfg.inner / cfg.dim,
+        mlp_ratio=cfg.mlp_dim / cfg.dim,
         pool_type="eos",
         eos_id=end or text.end_id,
         pad_id=end or text.end_id,
     )
-    return CLIP(model.dim, vision, words)
+    return CLIP(model.dim, vision, text_config)
 
 
-def fronts(model):
-    """The front-ends of images and of words themselves, where tokens are left out of them in training."""
+def front_ends(model):
+    """The image and text front-ends, without the `TokenReducer` around them."""
     return [getattr(t, "tokenizer", t) for t in (model.tokenizers["image"], model.tokenizers["text"])]
 
 
 class Mapped(torch.nn.Module):
-    """open_clip's model, its own start of weights, computed by our parts without padding."""
+    """open_clip's model with its own initial weights, computed by our modules without padding."""
 
-    def __init__(self, model, alike=False) -> None:
+    def __init__(self, model, same_loss=False) -> None:
         super().__init__()
         import worldtokens as wt
 
-        image, text = fronts(model)
+        image, text = front_ends(model)
         self.front, self.image = [text], [image]
-        clip = wt.TextTokenizer.clip(
-            1
-        )  # a live model is taken to have CLIP's vocabulary: its first rows are ours
+        # from_open_clip expects CLIP's vocabulary; the rows of our smaller one are its first
+        clip = wt.TextTokenizer.clip(1)
         self.net = wt.from_open_clip(peer_of(model, text.context, clip.vocab_size, clip.end_id))
-        if alike:
+        if same_loss:
             self.net.label_smoothing, self.net.standardizers = (
                 model.label_smoothing,
                 copy.deepcopy(model.standardizers),
             )
-        words = self.net.tokenizers["text"]
-        words.embedding = torch.nn.Embedding.from_pretrained(
-            words.embedding.weight[: text.vocab_size].detach().clone(), freeze=False
+        tokenizer = self.net.tokenizers["text"]
+        tokenizer.embedding = torch.nn.Embedding.from_pretrained(
+            tokenizer.embedding.weight[: text.vocab_size].detach().clone(), freeze=False
         )
 
     def batch(self, batch):
@@ -102,14 +101,14 @@ class Mapped(torch.nn.Module):
 
 
 class Peer(torch.nn.Module):
-    """open_clip's model behind our batches: normalised pixels, ids padded to the context, its own loss."""
+    """open_clip's model on our batches: normalised pixels, ids padded to the context, its own loss."""
 
     def __init__(self, model) -> None:
         super().__init__()
         from open_clip.loss import ClipLoss
 
-        # in lists, so that they are not its parameters
-        self.image, self.text = ([front] for front in fronts(model))
+        # in lists, so that they are not registered as submodules
+        self.image, self.text = ([front] for front in front_ends(model))
         self.context = self.text[0].context
         self.net, self.criterion = peer_of(model, self.context), ClipLoss()
 
@@ -120,7 +119,7 @@ class Peer(torch.nn.Module):
     def ids(self, batch):
         ids, lengths = batch["ids"], torch.tensor(batch["lengths"])
         ids = torch.nn.functional.pad(ids, (0, self.context - ids.shape[1]))
-        # behind the first end token anything but another one: its pooling looks for the first
+        # padding must not be the end token, since its pooling takes the first one
         return ids.masked_fill(torch.arange(self.context) >= lengths[:, None], 1)
 
     def loss(self, batch):
@@ -139,14 +138,14 @@ class Peer(torch.nn.Module):
 
 
 def held_out(model, rows):
-    """R@10 words -> image and back, over all captions, as `CLIP.evaluate` counts them."""
-    pictures = torch.cat([model.embed("image", [r["image"] for r in part]) for part in chunks(rows)])
+    """Retrieval metrics text-to-image and image-to-text over all captions, as in `CLIP.evaluate`."""
+    images = torch.cat([model.embed("image", [r["image"] for r in part]) for part in chunks(rows)])
     captions = [(i, c) for i, r in enumerate(rows) for c in r["text"]]
-    words = torch.cat([model.embed("text", [c for _, c in part]) for part in chunks(captions)])
+    texts = torch.cat([model.embed("text", [c for _, c in part]) for part in chunks(captions)])
     owner, own = [i for i, _ in captions], list(range(len(rows)))
-    there = rank_metrics(ranks(words, pictures, owner, own), owner, own)
-    back = rank_metrics(ranks(pictures, words, own, owner), own, owner)
-    return there, back
+    text_to_image = rank_metrics(ranks(texts, images, owner, own), owner, own)
+    image_to_text = rank_metrics(ranks(images, texts, own, owner), own, owner)
+    return text_to_image, image_to_text
 
 
 def chunks(items, size=64):
@@ -160,17 +159,17 @@ def main() -> None:
     p.add_argument("--steps", type=int)
     p.add_argument("--precision", default=None)
     p.add_argument("--peer", choices=["itself", "mapped"], default="itself")
-    p.add_argument("--alike", action="store_true")
+    p.add_argument("--same-loss", action="store_true")
     args, changes = p.parse_known_args()
-    if args.alike and args.peer != "mapped":
-        p.error("--alike goes with --peer mapped")
+    if args.same_loss and args.peer != "mapped":
+        p.error("--same-loss requires --peer mapped")
     recipe = Recipe.read(args.recipe, [*changes, "--train.out", '"unused"'])
     rows, _ = recipe.rows()
     task, augment = recipe.build(rows)
     torch.manual_seed(recipe.train.seed)
     models = {
         "worldtokens": task,
-        "open_clip": Mapped(task, args.alike) if args.peer == "mapped" else Peer(task),
+        "open_clip": Mapped(task, args.same_loss) if args.peer == "mapped" else Peer(task),
     }
     steps = args.steps or recipe.train.steps
     half = autocast_type(args.precision or recipe.train.precision, torch.device("cpu"))
@@ -180,7 +179,7 @@ def main() -> None:
         name: (m.train(), make_optimizer(m, recipe.optim), [q for q in m.parameters() if q.requires_grad])
         for name, m in models.items()
     }
-    # averaged weights where the recipe asks for them: for both, and open_clip's own are told too
+    # EMA of the weights if the recipe has it: for both; open_clip's model is also evaluated without
     averages = {k: EMA(m, recipe.optim.ema) for k, m in models.items() if recipe.optim.ema is not None}
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     seconds = {name: [] for name in models}
@@ -201,45 +200,45 @@ def main() -> None:
                 averages[name].update(step)
             seconds[name].append(time.perf_counter() - start)
         if step % 50 == 0 or step == steps - 1:
-            took = {k: sum(v[-50:]) / len(v[-50:]) for k, v in seconds.items()}
+            means = {k: sum(v[-50:]) / len(v[-50:]) for k, v in seconds.items()}
             print(
-                f"step {step:5}  " + "  ".join(f"{k} {v * 1e3:.0f} ms" for k, v in took.items()), flush=True
+                f"step {step:5}  " + "  ".join(f"{k} {v * 1e3:.0f} ms" for k, v in means.items()), flush=True
             )
     test = samples.open("emoji", split="test")
-    print(f"\n{'held out, ' + str(len(test)) + ' images':32}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'median':>8}")
+    print(f"\n{str(len(test)) + ' held-out images':32}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'median':>8}")
     found = []
     for name, (model, *_rest) in parts.items():
         model.eval()
         if averages:
             if name == "open_clip":
                 plain_tens = " / ".join(f"{100 * f['R@10']:.1f}" for f in held_out(model, test))
-                print(f"open_clip without averaging, R@10: {plain_tens} %")
-                found.append(f"open_clip without averaging {plain_tens} %")
+                print(f"open_clip without EMA, R@10: {plain_tens} %")
+                found.append(f"open_clip without EMA {plain_tens} %")
             averages[name].copy_to_model()
         both = held_out(model, test)
         tens = " / ".join(f"{100 * figures['R@10']:.1f}" for figures in both)
         found.append(f"{name} {tens} %")
-        for way, figures in zip(("words -> image", "image -> words"), both, strict=True):
-            shown = "".join(f"{100 * figures[f'R@{k}']:8.1f}" for k in (1, 5, 10))
-            print(f"{name + ', ' + way:32}{shown}{figures['median_rank']:8.0f}")
+        for direction, figures in zip(("text-to-image", "image-to-text"), both, strict=True):
+            cells = "".join(f"{100 * figures[f'R@{k}']:8.1f}" for k in (1, 5, 10))
+            print(f"{name + ', ' + direction:32}{cells}{figures['median_rank']:8.0f}")
             if name == list(parts)[-1]:
-                shown = "".join(f"{100 * figures[f'chance@{k}']:8.1f}" for k in (1, 5, 10))
-                print(f"{'chance, ' + way:32}{shown}")
+                cells = "".join(f"{100 * figures[f'chance@{k}']:8.1f}" for k in (1, 5, 10))
+                print(f"{'chance, ' + direction:32}{cells}")
     warm = slice(min(2, steps - 1), None)
     ratio = [b / a for a, b in zip(seconds["worldtokens"][warm], seconds["open_clip"][warm], strict=True)]
     ratio = torch.tensor(ratio).quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
     speed = {k: recipe.train.batch_size / torch.tensor(v).median().item() for k, v in seconds.items()}
     print(
-        f"\ntraining step: {speed['worldtokens']:.0f} against {speed['open_clip']:.0f} samples/s, "
+        f"\ntraining step: {speed['worldtokens']:.0f} and {speed['open_clip']:.0f} samples/s, "
         f"ratio {ratio[1]:.2f} (10 to 90 %: {ratio[0]:.2f} to {ratio[2]:.2f})"
     )
-    keep(
+    record(
         {
-            "what": f"the demo's CLIP, {steps} training steps, bf16",
+            "what": f"CLIP training, {steps} steps, bf16",
             "ours": f"{speed['worldtokens']:.0f} pairs/s",
             "peer": f"open_clip: {speed['open_clip']:.0f}",
             "ratio": f"{ratio[1]:.2f} ({ratio[0]:.2f} to {ratio[2]:.2f})",
-            "note": "R@10 words to image, and back: " + ", ".join(found),
+            "note": "R@10 text-to-image / image-to-text: " + ", ".join(found),
         }
     )
 

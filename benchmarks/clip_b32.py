@@ -1,10 +1,10 @@
-"""CLIP ViT-B/32 beside open_clip's own module with the same weights: each tower, and the whole training step.
+"""CLIP ViT-B/32 and open_clip's module with the same weights: each tower, and the training step.
 
     python benchmarks/clip_b32.py [--rounds 5] [--batch 32]
 
-The texts are the emoji set's captions, tokenized before (text encoding is `benchmarks/text.py`). open_clip's text tower
-reads 77 places; ours reads each caption at its own length, which gives the same vector since reading is causal and
-pooled at the end token. The largest differences are printed first.
+The texts are captions of the emoji set, tokenised beforehand (`benchmarks/text.py` times that). open_clip's text tower
+computes 77 positions; ours computes each caption at its own length, which gives the same embedding, since attention is
+causal and pooling takes the end token. The largest differences are printed first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import open_clip
 import torch
 from open_clip.loss import ClipLoss
-from turns import report, scatter, turns
+from timing import interleaved, perturb, report
 
 import worldtokens as wt
 from worldtokens.data import samples
@@ -26,7 +26,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=32)
     args = p.parse_args()
     torch.manual_seed(0)
-    theirs = scatter(open_clip.create_model("ViT-B-32")).eval()
+    theirs = perturb(open_clip.create_model("ViT-B-32")).eval()
     ours = wt.from_open_clip(theirs).eval()
     texts = [t for row in samples.open("emoji", split="train") for t in row["text"]][
         :: 8000 // (4 * args.batch)
@@ -37,7 +37,7 @@ def main() -> None:
     batch = text.collate([text.read(t) for t in texts])
     pixels = torch.randn(args.batch, 3, 224, 224)
     mean = sum(batch["lengths"]) / len(batch["lengths"])
-    print(f"{len(texts)} captions of {mean:.1f} tokens on average, {max(batch['lengths'])} at most")
+    print(f"{len(texts)} captions of {mean:.1f} tokens on average, at most {max(batch['lengths'])}")
 
     towers = {
         "image tower": (
@@ -53,9 +53,9 @@ def main() -> None:
         for name, (a, b) in towers.items():
             print(f"{name}: largest difference {float((a() - b()).abs().max()):.2g}")
         for name, (a, b) in towers.items():
-            took = turns({"worldtokens": a, "open_clip": b}, args.rounds)
+            seconds = interleaved({"worldtokens": a, "open_clip": b}, args.rounds)
             what = "captions" if "text" in name else "images"
-            report(f"CLIP ViT-B/32 {name}, fp32, batch {args.batch}", took, args.batch, what)
+            report(f"CLIP ViT-B/32 {name}, fp32, batch {args.batch}", seconds, args.batch, what)
     del towers
 
     whole = wt.Batch(
@@ -80,11 +80,11 @@ def main() -> None:
         optimizers[model].step()
         optimizers[model].zero_grad(set_to_none=True)
 
-    took = turns(
+    seconds = interleaved(
         {"worldtokens": lambda: step(ours, our_loss), "open_clip": lambda: step(theirs, their_loss)},
         args.rounds,
     )
-    report(f"CLIP ViT-B/32 training step, fp32, batch {args.batch}", took, args.batch, "pairs")
+    report(f"CLIP ViT-B/32 training step, fp32, batch {args.batch}", seconds, args.batch, "pairs")
 
 
 if __name__ == "__main__":

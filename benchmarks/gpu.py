@@ -1,12 +1,12 @@
-"""The same comparisons on one GPU, unattended, in under eight minutes.
+"""The comparisons of this folder on one GPU, in under eight minutes.
 
     python benchmarks/gpu.py [--out FOLDER]          on a CUDA device: bfloat16, torch.compile for both sides
-    python benchmarks/gpu.py --trial                 the same code at toy sizes on whatever there is, to see that it runs
+    python benchmarks/gpu.py --trial                 the same code at toy sizes on any device, as a test
 
-Sections: fast readings against the dense rule (values and gradients); ViT-S/16 and CLIP ViT-B/32 training; GPT-2-small
-training and generation; packed against padded rows; time and memory against length. Each is apart: one that fails says so
-and the next goes on. MFU is the share of the device's bfloat16 peak that a step's products (forward and backward, counted by
-torch's FlopCounterMode) come to. Lines go to the screen and, with --out, to `gpu.jsonl`.
+Sections: attention modes and the dense mask (values and gradients); ViT-S/16 and CLIP ViT-B/32 training; GPT-2 small
+training and generation; packed and padded rows; time and memory by length. A section that fails prints its traceback and
+the next one runs. MFU is the FLOP/s of a training step (forward and backward, counted by torch's FlopCounterMode) divided
+by the device's bfloat16 peak. Lines are printed and, with --out, appended to `gpu.jsonl`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from timing import perturb
 from torch.utils.flop_counter import FlopCounterMode
-from turns import scatter
 
 import worldtokens as wt
 
-# dense bfloat16 peak in TFLOP/s, from the makers' data sheets
+# dense bfloat16 peak in TFLOP/s, from the vendors' data sheets
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "A10G": 70, "4090": 165, "B200": 2250}
 
 
@@ -38,9 +38,9 @@ class Bench:
             raise SystemExit("no CUDA device: --trial runs the same code at toy sizes")
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         self.peak = next((v * 1e12 for k, v in PEAKS.items() if k in name), None)
-        self.say(what="device", name=name, torch=torch.__version__, peak=self.peak)
+        self.log(what="device", name=name, torch=torch.__version__, peak=self.peak)
 
-    def say(self, **line) -> None:
+    def log(self, **line) -> None:
         print(
             "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in line.items()),
             flush=True,
@@ -54,20 +54,20 @@ class Bench:
             torch.cuda.synchronize()
 
     def seconds(self, run: Callable[[], object], least: float = 1.0) -> float:
-        """Median seconds of a call, over about `least` seconds."""
+        """Median seconds of a call, over about `least` seconds of calls."""
         for _ in range(2 if self.trial else 5):
             run()
-        took, end = [], time.perf_counter() + (0 if self.trial else least)
-        while not took or time.perf_counter() < end:
+        times, end = [], time.perf_counter() + (0 if self.trial else least)
+        while not times or time.perf_counter() < end:
             self.sync()
             start = time.perf_counter()
             run()
             self.sync()
-            took.append(time.perf_counter() - start)
-        return statistics.median(took)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
 
     def memory(self, run: Callable[[], object]) -> float:
-        """Peak MB of a call above what was held before."""
+        """Peak MB of a call above the memory allocated before."""
         if self.device.type != "cuda":
             return float("nan")
         torch.cuda.reset_peak_memory_stats()
@@ -76,7 +76,7 @@ class Bench:
         self.sync()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
 
-    def half(self):
+    def autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def compiled(self, f):
@@ -90,7 +90,7 @@ class Bench:
         if flops and self.peak:
             line |= {"MFU": flops / a / self.peak, "MFU of peer": flops / b / self.peak}
         line |= {"MB": self.memory(ours), "MB of peer": self.memory(peer)}
-        self.say(**line)
+        self.log(**line)
 
     def step(self, model, loss) -> Callable[[], None]:
         """A training step: forward, backward, AdamW."""
@@ -98,7 +98,7 @@ class Bench:
         forward = self.compiled(loss)
 
         def run() -> None:
-            with self.half():
+            with self.autocast():
                 value = forward()
             value.backward()
             optimizer.step()
@@ -107,19 +107,19 @@ class Bench:
         return run
 
     def flops(self, loss) -> float:
-        """Of a forward and a backward pass, uncompiled."""
-        with FlopCounterMode(display=False) as counter, self.half():
+        """FLOPs of a forward and a backward pass, uncompiled."""
+        with FlopCounterMode(display=False) as counter, self.autocast():
             loss().backward()
         return float(counter.get_total_flops())
 
 
-def readings(b: Bench) -> None:
-    """Every fast way of reading against the dense mask, values and gradients."""
+def attention_modes(b: Bench) -> None:
+    """Every fast attention mode compared with the dense mask: values and gradients."""
     torch.manual_seed(0)
     dim, lengths = (64, [5, 30, 21]) if b.trial else (512, [700, 33, 150, 380, 512, 64, 90, 119])
     on_cpu = b.device.type == "cpu"
     for order, window in (("bidirectional", None), ("causal", None), ("causal", 16)):
-        trunk = scatter(wt.Transformer(dim, 2, 4, rope=1, kv_heads=2, window=window)).to(b.device).eval()
+        trunk = perturb(wt.Transformer(dim, 2, 4, rope=1, kv_heads=2, window=window)).to(b.device).eval()
         one = [wt.Tokens(torch.randn(1, n, dim), layout=wt.Layout.simple([n], order)) for n in lengths]
         one = [t.causal() if order == "causal" else t for t in one]
         for name, t in (("packed", wt.pack(one, max(lengths) + 100)), ("padded", wt.Tokens.stack(one))):
@@ -130,25 +130,25 @@ def readings(b: Bench) -> None:
                 out = trunk(t.replace(x=x), mode=kind).x
                 out.square().mean().backward()
                 found.append((out.detach(), x.grad))
-            gap = [float((p - q).abs().max() / q.abs().max()) for p, q in zip(*found, strict=True)]
-            b.say(
-                what=f"{name}, {order}, window {window}: fast against dense, fp32",
-                value=gap[0],
-                gradient=gap[1],
+            error = [float((p - q).abs().max() / q.abs().max()) for p, q in zip(*found, strict=True)]
+            b.log(
+                what=f"{name}, {order}, window {window}: fast and dense, fp32",
+                value=error[0],
+                gradient=error[1],
             )
             if on_cpu:
                 continue
             fast, dense = (
                 b.seconds(lambda k=k, t=t, trunk=trunk: trunk(t, mode=k), 0.3) for k in (None, "dense")
             )
-            b.say(what=f"{name}, {order}, window {window}: forward", ratio=dense / fast)
+            b.log(what=f"{name}, {order}, window {window}: forward", ratio=dense / fast)
 
 
 def vit(b: Bench) -> None:
     import timm
 
     n, name = (2, "vit_tiny_patch16_224") if b.trial else (256, "vit_small_patch16_224")
-    theirs = scatter(timm.create_model(name, num_classes=1000))
+    theirs = perturb(timm.create_model(name, num_classes=1000))
     ours = wt.from_timm(theirs).to(b.device).train()
     theirs = theirs.to(b.device).train()
     pixels, labels = (
@@ -177,7 +177,7 @@ def vit(b: Bench) -> None:
     f, g = b.compiled(lambda: ours({"image": pixels})), b.compiled(lambda: theirs(pixels))
 
     def forward(run):
-        with torch.no_grad(), b.half():
+        with torch.no_grad(), b.autocast():
             run()
 
     b.pair(f"{name} forward, batch {n}", n, "images", lambda: forward(f), lambda: forward(g), "timm")
@@ -190,7 +190,7 @@ def clip(b: Bench) -> None:
     from worldtokens.data import samples
 
     n = 4 if b.trial else 256
-    theirs = scatter(open_clip.create_model("ViT-B-32"))
+    theirs = perturb(open_clip.create_model("ViT-B-32"))
     ours = wt.from_open_clip(theirs).to(b.device).train()
     theirs = theirs.to(b.device).train()
     texts = [t for row in samples.open("emoji", split="train") for t in row["text"]][:n]
@@ -220,7 +220,7 @@ def language(b: Bench) -> None:
     small = {"n_layer": 2, "n_embd": 64, "n_head": 2} if b.trial else {}
     rows, length, new = (2, 32, 4) if b.trial else (16, 1024, 128)
     config = GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **small)
-    theirs = scatter(GPT2LMHeadModel(config))
+    theirs = perturb(GPT2LMHeadModel(config))
     theirs.generation_config.eos_token_id, theirs.generation_config.pad_token_id = None, 0
     ours = wt.from_hf(theirs).to(b.device).train()
     theirs = theirs.to(b.device).train()
@@ -235,7 +235,7 @@ def language(b: Bench) -> None:
     def their_loss():
         return theirs(ids, labels=ids).loss
 
-    b.say(what="GPT-2 loss", ours=float(our_loss().detach()), transformers=float(their_loss().detach()))
+    b.log(what="GPT-2 loss", ours=float(our_loss().detach()), transformers=float(their_loss().detach()))
     flops = b.flops(their_loss)
     b.pair(
         f"GPT-2 small training step, {rows} x {length}", rows * length, "tokens",
@@ -243,16 +243,16 @@ def language(b: Bench) -> None:
     )  # fmt: skip
     ours.eval()
     theirs.eval()
-    ours.front.end_id = None  # neither ends early
+    ours.front.end_id = None  # no early stop
     for n in (1, 8):
         prompts = ids[:n, :16] if n <= rows else ids[:1, :16].repeat(n, 1)
 
         def own(prompts=prompts.tolist()):
-            with b.half():
+            with b.autocast():
                 ours.continuations(prompts, new)
 
         def peer(prompts=prompts):
-            with b.half():
+            with b.autocast():
                 theirs.generate(
                     prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, do_sample=False
                 )
@@ -261,7 +261,7 @@ def language(b: Bench) -> None:
 
 
 def packing(b: Bench) -> None:
-    """Rows of samples whose mean length is a third of the longest: packed against padded."""
+    """Samples whose mean length is a third of the longest: packed and padded."""
     torch.manual_seed(0)
     dim, depth, longest, count = (64, 2, 48, 12) if b.trial else (768, 12, 768, 96)
     lengths = (torch.rand(count) ** 2 * longest).long().clamp(min=8).tolist()
@@ -273,7 +273,7 @@ def packing(b: Bench) -> None:
     packed, padded = wt.pack(one, longest).to(b.device), wt.Tokens.stack(one).to(b.device)
 
     def forward(t):
-        with torch.no_grad(), b.half():
+        with torch.no_grad(), b.autocast():
             trunk(t)
 
     share = sum(lengths) / len(lengths) / longest
@@ -288,7 +288,7 @@ def packing(b: Bench) -> None:
 
 
 def length(b: Bench) -> None:
-    """A causal trunk against length, beside SDPA alone."""
+    """A causal Transformer by sequence length, and SDPA alone."""
     dim, depth, heads = (64, 2, 1) if b.trial else (1024, 2, 16)
     trunk = wt.Transformer(dim, depth, heads, rope=1).to(b.device).eval()
     for n in (128, 256) if b.trial else (128, 512, 2048, 8192, 16384, 65536):
@@ -297,22 +297,22 @@ def length(b: Bench) -> None:
         q = torch.randn(1, heads, n, dim // heads, device=b.device, dtype=torch.bfloat16)
 
         def ours(t=t):
-            with torch.no_grad(), b.half():
+            with torch.no_grad(), b.autocast():
                 trunk(t)
 
         def alone(q=q):
             for _ in range(depth):
                 F.scaled_dot_product_attention(q, q, q, is_causal=True)
 
-        b.say(
-            what=f"trunk at {n} tokens",
+        b.log(
+            what=f"causal Transformer, {n} tokens",
             ms=1e3 * b.seconds(ours, 0.3),
             sdpa_ms=1e3 * b.seconds(alone, 0.3),
             MB=b.memory(ours),
         )
 
 
-SECTIONS = (readings, vit, clip, language, packing, length)
+SECTIONS = (attention_modes, vit, clip, language, packing, length)
 
 
 def main() -> None:
@@ -329,10 +329,10 @@ def main() -> None:
         start = time.monotonic()
         try:
             section(b)
-        except Exception:  # one that fails must not cost the others their time on the device
+        except Exception:  # a failing section must not stop the others
             failed += 1
             traceback.print_exc()
-        b.say(what=f"-- {section.__name__}", seconds=time.monotonic() - start)
+        b.log(what=f"-- {section.__name__}", seconds=time.monotonic() - start)
     raise SystemExit(failed and args.trial)
 
 

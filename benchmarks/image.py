@@ -1,11 +1,11 @@
-"""Images to tokens: JPEG files against open_clip's transform, patch embedding against timm's.
+"""Images to tokens: JPEG preprocessing and open_clip's transform, patch embedding and timm's.
 
-    python benchmarks/image.py --photos FOLDER     # the largest JPEGs of a folder, enlarged to 12 megapixels
-    python benchmarks/image.py                     # matplotlib's one photograph
+    python benchmarks/image.py --photos FOLDER     # the largest JPEGs of a folder, upscaled to 12 megapixels
+    python benchmarks/image.py                     # matplotlib's sample photograph
 
-Photographs are enlarged with Lanczos and given sensor-like grain, so that their files have the size and the detail of a
-phone's; every contender reads the same files, in turns, on one core. The figures are images a second, the best
-round of each, and how far the pixels are from open_clip's, in levels of 255.
+Photographs are upscaled with Lanczos and get noise like that of a sensor, so that their files have the size and detail of
+phone photographs. Every contender reads the same files, interleaved, on one core. Figures are images/s of the best round,
+and the pixel difference from open_clip's transform in levels of 255.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 import open_clip
 import torch
 from PIL import Image
+from timing import record
 from timm.layers import PatchEmbed
-from turns import keep
 
 import worldtokens as wt
 
@@ -35,7 +35,7 @@ def photographs(folder: str | None, count: int) -> list[Path]:
     return sorted(files, key=lambda p: -p.stat().st_size)[:count]
 
 
-def enlarge(path: Path, to: Path, megapixels: float, rng: np.random.Generator) -> None:
+def upscale(path: Path, to: Path, megapixels: float, rng: np.random.Generator) -> None:
     im = Image.open(path).convert("RGB")
     scale = (megapixels * 1e6 / (im.width * im.height)) ** 0.5
     im = im.resize((round(im.width * scale), round(im.height * scale)), Image.Resampling.LANCZOS)
@@ -45,7 +45,7 @@ def enlarge(path: Path, to: Path, megapixels: float, rng: np.random.Generator) -
 
 
 def rounds(contenders: dict, files: list[Path], n: int) -> dict[str, float]:
-    """Images a second of each contender, the best of n rounds taken in turns."""
+    """Images/s of each contender: the best of n interleaved rounds."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(n):
         for name, one in contenders.items():
@@ -70,7 +70,7 @@ def files_to_tensors(args: argparse.Namespace, files: list[Path]) -> None:
             return transform(im)
 
     def ours(tokenizer):
-        # as far as theirs: one normalised float image
+        # up to the same result: a normalised float image
         return lambda f: (tokenizer.collate([tokenizer.read(f)])["pixels"][0].float() - shift) / scale
 
     contenders = {
@@ -82,14 +82,14 @@ def files_to_tensors(args: argparse.Namespace, files: list[Path]) -> None:
     found = rounds(contenders, files, args.rounds)
     base = found["open_clip transform"]
     print(
-        f"\nJPEG to {args.size} px, {len(files)} files, {np.mean([f.stat().st_size for f in files]) / 1e6:.1f} MB each on average"
+        f"\nJPEG to {args.size} px, {len(files)} files, {np.mean([f.stat().st_size for f in files]) / 1e6:.1f} MB on average"
     )
     for name, rate in found.items():
         print(f"  {name:28s} {rate:7.1f} images/s   {rate / base:5.2f} x")
         if name != "open_clip transform":
-            keep(
+            record(
                 {
-                    "what": f"JPEG to {args.size} px, one thread: {name}",
+                    "what": f"JPEG to {args.size} px, one thread: {name.removeprefix('worldtokens, ')}",
                     "ours": f"{rate:.1f} images/s",
                     "peer": f"open_clip transform: {base:.1f}",
                     "ratio": f"{rate / base:.2f}",
@@ -100,7 +100,7 @@ def files_to_tensors(args: argparse.Namespace, files: list[Path]) -> None:
         levels = torch.cat([((contenders[name](f) - theirs(f)) * scale).abs().flatten() for f in files])
         share = (levels > 4).float().mean()
         print(
-            f"  {name:28s} pixels differ by {levels.mean():.2f} levels on average, {levels.max():.0f} at most, {share:.2%} by more than 4"
+            f"  {name:28s} pixels differ by {levels.mean():.2f} levels on average, at most {levels.max():.0f}, {share:.2%} by more than 4"
         )
 
 
@@ -127,7 +127,7 @@ def patches_to_tokens(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--photos", help="folder searched for JPEGs; default: matplotlib's sample")
-    parser.add_argument("--count", type=int, default=12, help="photographs taken from it")
+    parser.add_argument("--count", type=int, default=12, help="number of photographs")
     parser.add_argument("--megapixels", type=float, default=12.0)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--dim", type=int, default=384)
@@ -140,7 +140,7 @@ def main() -> None:
         files = []
         for i, path in enumerate(photographs(args.photos, args.count)):
             files.append(Path(folder) / f"{i}.jpg")
-            enlarge(path, files[-1], args.megapixels, rng)
+            upscale(path, files[-1], args.megapixels, rng)
         files_to_tensors(args, files)
     patches_to_tokens(args)
 

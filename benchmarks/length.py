@@ -1,10 +1,10 @@
-"""Time and memory of one trunk against sequence length, beside SDPA alone: 128 to 16,384 tokens.
+"""Time and memory of a causal Transformer by sequence length, compared with SDPA alone: 128 to 16,384 tokens.
 
     python benchmarks/length.py [--most 16384] [--rounds 3]
 
-A trunk of 256 x 2 (4 heads) reads one row of each length; `SDPA` is torch's kernel alone on queries, keys and values of the
-same shape, once a layer: what no trunk can be faster than. `dense` is the same trunk forced to the plain mask, whose
-memory grows with the square of the length. Memory is the peak of each run above what was there before, measured in a child process.
+The Transformer (dim 256, depth 2, 4 heads) runs on one row of each length. `SDPA` is torch's attention kernel alone on
+queries, keys and values of the same shape, once per layer: a lower bound. `dense` is the same Transformer with the dense
+mask, whose memory is quadratic in the length. Memory is the peak of a run above the memory before it, in a child process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from turns import high_water, keep, turns
+from timing import interleaved, peak_memory, record
 
 import worldtokens as wt
 
 DIM, DEPTH, HEADS = 256, 2, 4
 
 
-def made(n: int) -> tuple[wt.Transformer, wt.Tokens]:
+def model_and_tokens(n: int) -> tuple[wt.Transformer, wt.Tokens]:
     torch.manual_seed(0)
     tokens = wt.Tokens(torch.randn(1, n, DIM), layout=wt.Layout.simple([n], "causal")).causal()
     return wt.Transformer(DIM, DEPTH, HEADS, rope=1).eval(), tokens
@@ -37,7 +37,7 @@ def run(name: str, n: int):
                 F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         return sdpa
-    trunk, tokens = made(n)
+    trunk, tokens = model_and_tokens(n)
     return lambda: trunk(tokens, mode="dense" if name == "dense" else None)
 
 
@@ -46,7 +46,7 @@ def child(name: str, n: int) -> None:
     with torch.no_grad():
         f, small = run(name, n), run(name, 128)
         small()
-        print(high_water(f)[0])
+        print(peak_memory(f)[0])
 
 
 def memory(name: str, n: int) -> float:
@@ -71,17 +71,17 @@ def main() -> None:
     while n <= args.most:
         names = ["trunk", "SDPA"] + (["dense"] if n <= 4096 else [])
         with torch.no_grad():
-            took = turns({k: run(k, n) for k in names}, args.rounds)
-        ms = {k: 1e3 * sorted(v)[len(v) // 2] for k, v in took.items()}
+            seconds = interleaved({k: run(k, n) for k in names}, args.rounds)
+        ms = {k: 1e3 * sorted(v)[len(v) // 2] for k, v in seconds.items()}
         mb = {k: memory(k, n) for k in names}
         dense = (f"{ms['dense']:10.1f}", f"{mb['dense']:10.0f}") if "dense" in ms else (f"{'-':>10}",) * 2
         print(
             f"{n:7}{ms['trunk']:10.1f}{ms['SDPA']:10.1f}{dense[0]}{mb['trunk']:10.0f}{mb['SDPA']:9.0f}{dense[1]}",
             flush=True,
         )
-        keep(
+        record(
             {
-                "what": f"trunk 256 x 2 at {n:,} tokens, causal",
+                "what": f"causal Transformer, {n:,} tokens",
                 "ours": f"{ms['trunk']:.1f} ms, {mb['trunk']:.0f} MB",
                 "peer": f"SDPA alone: {ms['SDPA']:.1f} ms, {mb['SDPA']:.0f} MB",
                 "ratio": f"{ms['SDPA'] / ms['trunk']:.2f}",

@@ -1,17 +1,17 @@
-"""What packing saves: padded share on a real mixed set, and images of native aspect through one trunk.
+"""Packing: share of padding on a real mixed set, and images of native aspect ratio through one Transformer.
 
     python benchmarks/packing.py [--images 96] [--rounds 5] [--dim 384] [--depth 12]
 
-The set is Tux Paint's stamps (fetched by name on first use): photos and drawings of every shape, their captions, their
-spoken captions. Images keep their pixels, at most 256 patches of 16, none is scaled up. Forward passes without
-gradients, in batches of 32, in turns in one process:
+The set is Tux Paint's stamps (downloaded on first use): photos and drawings of many sizes, their captions and spoken
+captions. Images keep their aspect ratio, with at most 256 patches of 16 pixels, and are not upscaled. Forward passes
+without gradients, in batches of 32, interleaved:
 
-- packed: `Tokens.pack` into rows of at most 1,024, read by groups of equal length;
-- padded: the same tokens in a padded batch, padding masked by key, through the same trunk;
-- timm naflexvit: same width, depth, heads and patches, padded to its sequence length as its own collator does (the budget
-  of 256), with its key mask.
+- packed: `Tokens.pack` into rows of at most 1,024 tokens, attention in groups of equal length;
+- padded: the same tokens in a padded batch with a key mask, through the same Transformer;
+- timm naflexvit: equal dim, depth, heads and patches, padded to the maximum of 256 as in its own collator, with its key
+  mask.
 
-The ratio is images per second, packed to the other, the median over rounds with the lowest and the highest.
+The ratio is images/s of packed divided by the other: median, minimum and maximum over rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import statistics
 import time
 
 import torch
-from turns import report
+from timing import report
 
 import worldtokens as wt
 from worldtokens.data import samples
@@ -40,7 +40,7 @@ def naflex(dim: int, depth: int, heads: int) -> torch.nn.Module:
 
 
 def naflex_batch(batch: wt.Batch) -> dict[str, torch.Tensor]:
-    """Our native batch as timm's collator would give it: padded to the budget, coordinates, validity."""
+    """Our batch of native images in the format of timm's collator: padded patches, coordinates, validity."""
     b, n, p = batch["patches"].shape
     patches = torch.zeros(b, BUDGET, p)
     coords = torch.zeros(b, BUDGET, 2, dtype=torch.int64)
@@ -51,13 +51,13 @@ def naflex_batch(batch: wt.Batch) -> dict[str, torch.Tensor]:
 
 
 def padded_share(items: list[wt.Tokens]) -> tuple[float, float]:
-    """Share of places that hold no token: in one padded batch, and packed."""
+    """Share of padding: in one padded batch, and packed."""
     stacked, packed = wt.Tokens.stack(items), wt.pack(items, ROW)
     return tuple(1 - float(t.valid.float().mean()) for t in (stacked, packed))
 
 
 def mixed(count: int) -> dict[str, list[wt.Tokens]]:
-    """Images, captions and spoken captions as single samples."""
+    """Images, captions and spoken captions, one `Tokens` per sample."""
     dim = 16
     image = wt.ImageTokenizer(dim=dim, patch=PATCH, size=None, max_tokens=BUDGET)
     text, audio = wt.TextTokenizer.clip(dim=dim), wt.AudioTokenizer(dim=dim, preset="whisper")
@@ -79,8 +79,8 @@ def main() -> None:
     args = p.parse_args()
     torch.manual_seed(0)
 
-    print(f"{'padded share':24}{'samples':>9}{'tokens':>9}{'one batch':>11}{'packed':>9}")
-    sets = mixed(args.pictures)
+    print(f"{'share of padding':24}{'samples':>9}{'tokens':>9}{'one batch':>11}{'packed':>9}")
+    sets = mixed(args.images)
     for name, items in [*sets.items(), ("all in one batch", [t for v in sets.values() for t in v])]:
         before, after = padded_share(items)
         tokens = sum(t.shape[1] for t in items)
@@ -90,7 +90,7 @@ def main() -> None:
     image = wt.ImageTokenizer(dim=args.dim, patch=PATCH, size=None, max_tokens=BUDGET).eval()
     trunk = wt.Transformer(args.dim, args.depth, heads).eval()
     peer = naflex(args.dim, args.depth, heads)
-    rows = samples.open("stamps")[: args.pictures]
+    rows = samples.open("stamps")[: args.images]
     raws = [image.read(r["image"]) for r in rows]
     batches = [image.collate(raws[i : i + BATCH]) for i in range(0, len(raws), BATCH)]
     theirs = [naflex_batch(b) for b in batches]
@@ -112,21 +112,26 @@ def main() -> None:
         b = torch.cat([trunk(image(b), mode="padded").pool("mean") for b in batches])
         print(f"\nlargest difference between packed and padded: {float((a - b).abs().max()):.2g}")
         contenders = {"packed": packed, "padded": padded, "timm naflexvit": timm}
-        took = {name: [] for name in contenders}
+        seconds = {name: [] for name in contenders}
         for run in contenders.values():
             run()
         for i in range(args.rounds):
             for name in list(contenders) if i % 2 else list(contenders)[::-1]:
                 start = time.perf_counter()
                 contenders[name]()
-                took[name].append(time.perf_counter() - start)
+                seconds[name].append(time.perf_counter() - start)
     for name in ("padded", "timm naflexvit"):
-        report("packed images of native aspect", {k: took[k] for k in ("packed", name)}, len(raws), "images")
-    for name, seconds in took.items():
-        ratios = [s / own for s, own in zip(seconds, took["packed"], strict=True)]
-        shown = f"packed is {statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f})"
+        report(
+            "packed images, native aspect ratio",
+            {k: seconds[k] for k in ("packed", name)},
+            len(raws),
+            "images",
+        )
+    for name, times in seconds.items():
+        ratios = [s / own for s, own in zip(times, seconds["packed"], strict=True)]
+        text = f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         print(
-            f"{name:16}{len(raws) / statistics.median(seconds):8.1f} images/s   {shown if name != 'packed' else ''}"
+            f"{name:16}{len(raws) / statistics.median(times):8.1f} images/s   {text if name != 'packed' else ''}"
         )
 
 

@@ -1,64 +1,106 @@
-"""Every benchmark of this folder, one after another, and one table of what they measured.
+"""Run the benchmarks of this folder one after another, and print one table of their results.
 
-    make bench                            all: about an hour on two cores
-    python benchmarks/run.py vit text     some
-    make bench ARGS="vit clip_b32 --out docs/benchmarks.md"
+    make bench                                         all: about an hour on two cores
+    python benchmarks/run.py vit text                  some
+    make bench ARGS="--write docs/benchmarks.md"       all, and write the page
 
-A ratio is how many times faster ours is than its peer in the same run: the median over rounds, the lowest and highest.
+A ratio is the speed of ours divided by the speed of the peer in the same round: median over rounds, with the range.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
-from turns import KEPT
+from timing import RESULTS_FILE
 
 HERE = Path(__file__).parent
-APART = {"run", "gpu", "turns"}
+NOT_RUN = {"run", "gpu", "timing"}
+WIDTH = 118
+_INTRODUCTION = (
+    "Speed of worldtokens and of the library it replaces (the peer), on the same inputs in the same process. Timings are "
+    "interleaved: in every round each contender runs once, so that load of the machine affects all alike. Ratio: speed of "
+    "ours divided by speed of the peer, median over rounds (range); above 1 ours is faster. Written by "
+    "`python benchmarks/run.py --write docs/benchmarks.md`."
+)
 
 
-def table(lines: list[dict[str, str]]) -> str:
-    """The measured lines as Markdown."""
-    rows = ["| what | ours | peer | ratio | |", "|---|---|---|---|---|"]
-    rows += [f"| {x['what']} | {x['ours']} | {x['peer']} | {x['ratio']} | {x['note']} |" for x in lines]
-    return "\n".join(rows)
+def table(lines: list[dict[str, str]]) -> list[str]:
+    """Recorded lines as a Markdown table."""
+    rows = ["| what | ours | peer | ratio |", "|---|---:|---:|---:|"]
+    return rows + [f"| {x['what']} | {x['ours']} | {x['peer']} | {x['ratio']} |" for x in lines]
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def summary(name: str) -> str:
+    """First line of a benchmark's docstring."""
+    return ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))).splitlines()[0]
+
+
+def machine() -> str:
+    """What timings depend on, and nothing that identifies a host."""
+    import torch
+
+    cores, threads = os.cpu_count(), torch.get_num_threads()
+    version = torch.__version__.partition("+")[0]
+    return f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {cores} cores, {threads} threads, torch {version}"
+
+
+def page(found: dict[str, list[dict[str, str]]], facts: str) -> str:
+    """All results as a Markdown page: a section per benchmark with its command, table and notes."""
+    lines = ["# Benchmarks", "", *wrapped(_INTRODUCTION), "", f"Measured: {facts}.", ""]
+    for name, results in found.items():
+        lines += [f"## {name}", "", *wrapped(summary(name)), "", f"`python benchmarks/{name}.py`", ""]
+        lines += [*table(results), ""]
+        notes = [f"- {x['what']}: {x['note']}" for x in results if x["note"]]
+        lines += [line for note in notes for line in wrapped(note, "  ")]
+        lines += [""] if notes else []
+    return "\n".join(lines)
 
 
 def main() -> int:
-    there = sorted(p.stem for p in HERE.glob("*.py") if p.stem not in APART and not p.stem.startswith("_"))
+    available = sorted(
+        p.stem for p in HERE.glob("*.py") if p.stem not in NOT_RUN and not p.stem.startswith("_")
+    )
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("names", nargs="*", choices=[*there, []], metavar="NAME", help=", ".join(there))
-    p.add_argument("--out", type=Path, help="write the table to this file too")
+    p.add_argument("names", nargs="*", choices=[*available, []], metavar="NAME", help=", ".join(available))
+    p.add_argument("--write", type=Path, metavar="FILE", help="write the results as a Markdown page")
     args = p.parse_args()
-    failed = []
+    failed, found = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder) / "lines.jsonl"
-        for name in args.names or there:
+        for name in args.names or available:
+            results = Path(folder) / f"{name}.jsonl"
             start = time.monotonic()
             print(f"\n==== {name}", flush=True)
             done = subprocess.run(
-                [sys.executable, str(HERE / f"{name}.py")], check=False, env=os.environ | {KEPT: str(kept)}
+                [sys.executable, str(HERE / f"{name}.py")],
+                check=False,
+                env=os.environ | {RESULTS_FILE: str(results)},
             )
             if done.returncode:
                 failed.append(name)
             print(f"---- {name}: {time.monotonic() - start:.0f} s", flush=True)
-        lines = [json.loads(x) for x in kept.read_text().splitlines()] if kept.exists() else []
-    import torch
-
-    facts = f"{time.strftime('%Y-%m-%d')}, {torch.get_num_threads()} threads, {platform.machine()}, torch {torch.__version__}"
-    text = f"{table(lines)}\n\n{facts}\n"
-    print(f"\n{text}")
-    if args.out:
-        head = "# Benchmarks\n\nWritten by `make bench`; ratio: times faster than the peer, same process, in turns.\n\n"
-        args.out.write_text(head + text)
+            if results.exists():
+                found[name] = [json.loads(x) for x in results.read_text(encoding="utf-8").splitlines()]
+    facts = machine()
+    print("\n".join(["", *table([x for results in found.values() for x in results]), "", facts]))
+    if args.write:
+        args.write.write_text(page(found, facts), encoding="utf-8")
+        print(f"written: {args.write}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)

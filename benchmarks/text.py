@@ -1,15 +1,14 @@
-"""Text encoding against open_clip's tokenizer: strings per second on 5,000 real captions, in turns in one process.
+"""Text encoding and open_clip's tokenizer: strings per second on 5,000 real captions.
 
     python benchmarks/text.py [--rounds 15]
 
-Captions are those of the embedded emoji set: English alone, and English, French, German, Spanish, Russian and
-Japanese mixed. open_clip gives a (5000, 77) tensor; ours is timed up to lists of ids and up to the padded batch.
+Captions are those of the included emoji set: English only, and English, French, German, Spanish, Russian and Japanese
+mixed. open_clip returns a (5000, 77) tensor; ours is timed up to lists of ids and up to the padded batch.
 
-- warm: both have seen these captions before, as in the second epoch of a training run. Each keeps words.
-- cold: both are built anew for every round (not timed), so that every word is new.
+- warm: both have encoded these captions before, as in the second epoch of a training run; both cache words.
+- cold: both are constructed anew for every round (not timed), so that their caches are empty.
 
-The ratio is the median over the rounds of open_clip's time / our time within one round, with the lowest and
-the highest round behind it.
+The ratio is open_clip's time divided by ours in the same round: median, minimum and maximum over rounds.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from collections.abc import Callable
 
 import torch
 from open_clip.tokenizer import SimpleTokenizer
-from turns import keep
+from timing import record
 
-# open_clip forbids Rust its threads when imported; ours would be measured with one hand tied
+# open_clip disables the threads of Rust tokenizers when imported, which would slow ours down
 os.environ.pop("TOKENIZERS_PARALLELISM", None)
 
 import worldtokens as wt
@@ -36,7 +35,7 @@ COUNT = 5000
 
 
 def captions(languages: tuple[str, ...]) -> list[str]:
-    """5,000 distinct captions, the same ones every time."""
+    """5,000 distinct captions, the same ones in every run."""
     rows = samples.open("emoji", languages=languages)
     texts = sorted({text for row in rows for text in row["text"]})
     return random.Random(0).sample(texts, COUNT)
@@ -60,7 +59,7 @@ def measure(texts: list[str], rounds: int, cold: bool) -> dict[str, list[float]]
     ours, peer = wt.TextTokenizer.clip(dim=1), SimpleTokenizer()
     assert [r[:n] for r, n in zip(peer(texts).tolist(), map(len, ours.encode_batch(texts)), strict=True)] == (
         ours.encode_batch(texts)
-    ), "the ids differ: there is nothing to compare"
+    ), "the token ids differ"
     times: dict[str, list[float]] = {"peer": [], "lists": [], "batch": []}
     for _ in range(rounds):
         for name in times:
@@ -74,8 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    warnings.simplefilter("ignore")  # a caption longer than 77 ids is cut by both
-    print(f"{COUNT} captions, {rounds} rounds in turns, {os.cpu_count()} cores, torch {torch.__version__}")
+    warnings.simplefilter("ignore")  # both truncate captions longer than 77 ids
+    print(f"{COUNT} captions, {rounds} interleaved rounds, {os.cpu_count()} cores, torch {torch.__version__}")
     head = f"{'captions':9} {'state':5} {'open_clip':>10} {'ours, lists':>12} {'ours, batch':>12}"
     print(f"{head}   strings/s;   ratio lists (low-high)   ratio batch (low-high)")
     for name, languages in (("English", ("en",)), ("six", ("en", "fr", "de", "es", "ru", "ja"))):
@@ -91,13 +90,13 @@ def main() -> None:
                 f"{name:9} {state:5} {rate['peer']:10,.0f} {rate['lists']:12,.0f} {rate['batch']:12,.0f}"
                 f"              {ratios[0]:>24} {ratios[1]:>24}"
             )
-            keep(
+            record(
                 {
                     "what": f"text encoding, 5,000 captions, {name}, {state}",
                     "ours": f"{rate['batch']:,.0f} strings/s",
                     "peer": f"open_clip: {rate['peer']:,.0f}",
                     "ratio": ratios[1].strip(),
-                    "note": f"as lists of ids {ratios[0].strip()}",
+                    "note": f"ratio up to lists of ids {ratios[0].strip()}",
                 }
             )
 

@@ -1,9 +1,9 @@
-"""ViT-S/16 through our front-end and trunk, beside timm's own module with the same weights.
+"""ViT-S/16 and timm's module with the same weights: forward pass and training step.
 
     python benchmarks/vit.py [--rounds 7] [--batch 16]
 
 Forward and training step (cross-entropy, backward, AdamW), in float32 and with bfloat16 autocast. Both get the same
-normalised images; the largest difference of their answers is printed first.
+normalised images; the largest difference of their logits is printed first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import timm
 import torch
 import torch.nn.functional as F
-from turns import report, scatter, turns
+from timing import interleaved, perturb, report
 
 import worldtokens as wt
 
@@ -24,7 +24,7 @@ def autocast(half: bool):
 
 
 def trainer(forward, model, labels, half):
-    """One step of training as a closure."""
+    """A function that runs one training step."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
 
     def step():
@@ -43,7 +43,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=16)
     args = p.parse_args()
     torch.manual_seed(0)
-    theirs = scatter(timm.create_model("vit_small_patch16_224", num_classes=1000)).eval()
+    theirs = perturb(timm.create_model("vit_small_patch16_224", num_classes=1000)).eval()
     ours = wt.from_timm(theirs).eval()
     pixels, labels = torch.randn(args.batch, 3, 224, 224), torch.randint(0, 1000, (args.batch,))
     runs = {
@@ -61,16 +61,16 @@ def main() -> None:
                 with torch.no_grad(), autocast(half):
                     f()
 
-            took = turns({k: (lambda f=f: forward(f)) for k, (_, f) in runs.items()}, args.rounds)
+            seconds = interleaved({k: (lambda f=f: forward(f)) for k, (_, f) in runs.items()}, args.rounds)
             kind = "bf16" if half else "fp32"
-            report(f"ViT-S/16 forward, {kind}, batch {args.batch}", took, args.batch, "images")
+            report(f"ViT-S/16 forward, {kind}, batch {args.batch}", seconds, args.batch, "images")
     for model, _ in runs.values():
         model.train()
     for half in (False, True):
         steps = {k: trainer(f, m, labels, half) for k, (m, f) in runs.items()}
-        took = turns(steps, args.rounds)
+        seconds = interleaved(steps, args.rounds)
         kind = "bf16" if half else "fp32"
-        report(f"ViT-S/16 training step, {kind}, batch {args.batch}", took, args.batch, "images")
+        report(f"ViT-S/16 training step, {kind}, batch {args.batch}", seconds, args.batch, "images")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Teach a model to put images, or speech, into words: the same class, another front-end.
+"""Image captioning and speech recognition: one class, with an image or an audio front-end.
 
-python examples/caption.py                  # emoji and their names: about two minutes of one core
-python examples/caption.py --speech         # sentences said by espeak-ng: about four
+python examples/caption.py                  # captions of emoji: about two minutes on one core
+python examples/caption.py --speech         # sentences spoken by espeak-ng: about four minutes
 """
 
 import argparse
@@ -9,7 +9,7 @@ import argparse
 import worldtokens as wt
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-parser.add_argument("--speech", action="store_true", help="write down speech instead")
+parser.add_argument("--speech", action="store_true", help="transcribe speech instead")
 parser.add_argument("--steps", type=int, default=600)
 args = parser.parse_args()
 
@@ -29,7 +29,7 @@ model = wt.Captioner(
     {column: front, "text": text},
     encoder=wt.Transformer(dim=128, depth=4, heads=4, rope=1 if args.speech else 2),
     decoder=wt.Transformer(dim=128, depth=2, heads=4, rope=1, cross=True),
-    captions="first",  # of an emoji's several captions its name
+    captions="first",  # an emoji has several captions, the first is its name
     max_new_tokens=24,
 )
 wt.train(
@@ -46,12 +46,10 @@ wt.train(
     optim=wt.OptimSettings(lr=2e-3, weight_decay=0.05),
 )
 
-model = wt.load("runs/caption/last")  # as any later program would
-some = test[:: len(test) // 8]
-for row, greedy, searched in zip(some, model.caption(some), model.caption(some, beams=4), strict=True):
-    right = row["text"][0] if isinstance(row["text"], list) else row["text"]
-    print(f"{right}: {greedy!r}, with four beams {searched!r}")
-print(
-    "where it looked:",
-    wt.attention_figure(model, [row[column] for row in some[:4]], "runs/caption/looked.png"),
-)
+model = wt.load("runs/caption/last")  # e.g. in another program
+rows = test[:: len(test) // 8]
+for row, greedy, beam in zip(rows, model.caption(rows), model.caption(rows, beams=4), strict=True):
+    reference = row["text"][0] if isinstance(row["text"], list) else row["text"]
+    print(f"{reference}: greedy {greedy!r}, beam search {beam!r}")
+figure = wt.attention_figure(model, [row[column] for row in rows[:4]], "runs/caption/attention.png")
+print("attention maps:", figure)

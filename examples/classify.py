@@ -1,7 +1,7 @@
-"""Train an image classifier and ask it: on handwritten digits, or on your own folder with one subfolder a class.
+"""Train an image classifier on handwritten digits, or on a folder with one subfolder per class.
 
 python examples/classify.py                     # digits: about four minutes on one core
-python examples/classify.py my_pictures/        # my_pictures/cat/1.jpg, my_pictures/dog/2.jpg, ...
+python examples/classify.py my_images/          # my_images/cat/1.jpg, my_images/dog/2.jpg, ...
 """
 
 import argparse
@@ -10,7 +10,7 @@ import worldtokens as wt
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument(
-    "rows", nargs="?", default="digits", help="a folder, a table, or a named set with classes"
+    "rows", nargs="?", default="digits", help="a folder, a table, or a named data set with classes"
 )
 parser.add_argument("--steps", type=int, default=1200)
 args = parser.parse_args()
@@ -42,9 +42,9 @@ wt.train(
     optim=wt.OptimSettings(lr=1.5e-3, weight_decay=0.1, ema=0.995),
 )
 
-model = wt.load("runs/classify/last")  # as any later program would
+model = wt.load("runs/classify/last")  # e.g. in another program
 print({name: round(value, 3) for name, value in model.evaluate(test).items()})
-some = test[:: max(1, len(test) // 10)]
-names, probabilities = model.predict([row["image"] for row in some], top=2)
-for row, (first, second), (p, q) in zip(some, names, probabilities.tolist(), strict=True):
-    print(f"{row['id']}: {first} ({p:.0%}), else {second} ({q:.0%})")
+examples = test[:: max(1, len(test) // 10)]
+names, probabilities = model.predict([row["image"] for row in examples], top=2)
+for row, (first, second), (p, q) in zip(examples, names, probabilities.tolist(), strict=True):
+    print(f"{row['id']}: {first} ({p:.0%}), {second} ({q:.0%})")

@@ -1,7 +1,7 @@
-"""Images, words and speech in one space: find any of them by any other, among stamps that training never saw.
+"""Images, captions and speech in one embedding space: retrieval between all of them on held-out stamps.
 
-python examples/contrastive.py                    # seven minutes on one core; fetches Tux Paint's stamps (161 MB) once
-python examples/contrastive.py --columns image text    # any two of them, or all
+python examples/contrastive.py                    # seven minutes on one core; downloads Tux Paint's stamps (161 MB) once
+python examples/contrastive.py --columns image text    # any two columns, or all three
 """
 
 import argparse
@@ -15,12 +15,12 @@ parser.add_argument("--columns", nargs="+", default=["image", "text", "audio"])
 parser.add_argument("--steps", type=int, default=700)
 args = parser.parse_args()
 
-# a row of `spoken` is an image, its caption in one of ten languages, and a recording of these very words
+# a row of `spoken` is an image, its caption in one of ten languages, and a recording of this caption
 train = wt.samples.open("spoken", split="train")
 test = wt.samples.open("stamps", split="test", languages=("en", "fr", "es", "ru"))
 
 dim = 192
-front_ends = {  # a line for each modality; in training a part of its tokens is left out at random
+front_ends = {  # one line per modality; in training a random share `keep` of its tokens is kept (FLIP)
     "image": wt.TokenReducer(
         wt.ImageTokenizer(dim, patch=16, size=64, preprocess={"resize": "pad"}), keep=0.6
     ),
@@ -34,11 +34,10 @@ front_ends = {  # a line for each modality; in training a part of its tokens is 
 }
 model = wt.CLIP(
     tokenizers={name: front_ends[name] for name in args.columns},
-    trunk=wt.Transformer(
-        dim, depth=4, heads=3, drop_path=0.1
-    ),  # or one each: {"image": ..., "text": ..., "audio": ...}
+    # one shared Transformer, or one per modality: {"image": ..., "text": ..., "audio": ...}
+    trunk=wt.Transformer(dim, depth=4, heads=3, drop_path=0.1),
     dim=256,
-    same=["text", "stamp"],  # rows that share a caption or a stamp are not each other's negatives
+    same=["text", "stamp"],  # rows with the same caption or stamp are not used as negatives of each other
 )
 wt.train(
     model,
@@ -54,18 +53,17 @@ wt.train(
     optim=wt.OptimSettings(lr=1e-3, weight_decay=0.2, warmup=0.1),
 )
 
-model = wt.load("runs/contrastive/last")  # as any later program would
-rich.print(wt.retrieval_table(model.evaluate(test), f"{len(test)} stamps that training never saw"))
+model = wt.load("runs/contrastive/last")  # e.g. in another program
+rich.print(wt.retrieval_table(model.evaluate(test), f"{len(test)} held-out stamps"))
 
-given, wanted = args.columns[-1], args.columns[0]
-rows = [row for row in test if row.get(given) and row.get(wanted)]
-first = [row[given][0] if isinstance(row[given], list) else row[given] for row in rows]
-found = model.rank(
-    first, [row[wanted] if wanted != "text" else row[wanted][0] for row in rows], given, wanted
-)
+source, target = args.columns[-1], args.columns[0]
+rows = [row for row in test if row.get(source) and row.get(target)]
+queries = [row[source][0] if isinstance(row[source], list) else row[source] for row in rows]
+candidates = [row[target] if target != "text" else row[target][0] for row in rows]
+found = model.rank(queries, candidates, source, target)
 for i in range(0, len(rows), max(1, len(rows) // 8)):
-    place = found.order[i].tolist().index(i) + 1
+    rank = found.order[i].tolist().index(i) + 1
     best = [rows[j]["captions"]["en"] for j in found.order[i, :3].tolist()]
     print(
-        f"{wanted} by {given} of {rows[i]['captions']['en']!r}: place {place} of {len(rows)}; first {', '.join(best)}"
+        f"{source}-to-{target}, {rows[i]['captions']['en']!r}: rank {rank} of {len(rows)}; top 3 {', '.join(best)}"
     )

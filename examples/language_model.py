@@ -1,8 +1,8 @@
-"""Teach a small model to write English of 1611: the verses, chapter by chapter, then its own continuations.
+"""Train a small language model on Bible chapters (English of 1611), and generate continuations.
 
     python examples/language_model.py [--steps 1400]
 
-Minutes on a CPU; `worldtokens results lm_verses` sets such a model beside a Kneser-Ney 5-gram and an LSTM.
+Minutes on a CPU; `worldtokens results lm_verses` compares such a model with a Kneser-Ney 5-gram and an LSTM.
 """
 
 import argparse
@@ -13,16 +13,16 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1400)
 steps = parser.parse_args().steps
 
-# 1. Text: chapters as rows; seven whole books are kept for the test. Its 2,000 pieces are learned from the training rows.
+# 1. Data: one chapter per row; seven whole books are held out. The vocabulary of 2,000 is trained on the training rows.
 train, test = (wt.samples.open("verse_chapters", split=s) for s in ("train", "test"))
 text = wt.TextTokenizer.train(
     train.texts("text"), vocab_size=2000, dim=256, context=128, start="<|startoftext|>"
 )
 
-# 2. A trunk that reads left to right; the head is the embedding itself.
+# 2. Model: a causal Transformer; the output layer shares the weights of the embedding.
 model = wt.LanguageModel(text, wt.Transformer(dim=256, depth=4, heads=4))
 
-# 3. Training: chapters are cut in windows of 128 pieces and packed; the loss is the mean over pieces.
+# 3. Training: chapters are split into windows of 128 tokens and packed; the loss is the mean over tokens.
 wt.train(
     model,
     train,
@@ -32,19 +32,18 @@ wt.train(
     optim=wt.OptimSettings(lr=2e-3, weight_decay=0.1),
 )
 
-# 4. How well does it tell books that it has never read?
+# 4. Evaluation on the held-out books.
 figures = model.evaluate(list(test)[:8])
-print(f"{figures['bits_per_byte']:.2f} bits per byte, perplexity of a piece {figures['perplexity']:.0f}")
+print(f"{figures['bits_per_byte']:.2f} bits per byte, perplexity per token {figures['perplexity']:.0f}")
 
-# 5. Ask it to go on. Prompts of different lengths are continued together.
+# 5. Generation; prompts of different lengths are batched.
 prompts = ["And it came to pass", "Then said Jesus unto them,", "The heavens"]
-for prompt, rest in zip(
-    prompts, model.generate(prompts, 40, temperature=0.8, top_p=0.95, seed=0, stop=["\n"]), strict=True
-):
-    print(f"{prompt}|{rest}")
+continuations = model.generate(prompts, 40, temperature=0.8, top_p=0.95, seed=0, stop=["\n"])
+for prompt, continuation in zip(prompts, continuations, strict=True):
+    print(f"{prompt}|{continuation}")
 
-# 6. Or watch it write.
+# 6. Streaming generation.
 print("The LORD", end="")
-for piece in model.stream("The LORD", max_new_tokens=60):
-    print(piece, end="", flush=True)
+for part in model.stream("The LORD", max_new_tokens=60):
+    print(part, end="", flush=True)
 print()

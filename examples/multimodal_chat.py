@@ -1,9 +1,9 @@
-"""Teach a small language model to see, and talk with it about images: about three minutes of one core.
+"""Train a small multimodal language model on questions about images: about three minutes on one core.
 
     python examples/multimodal_chat.py
 
-The questions are about emoji: what is it, which group, what skin tone, which of two. What is asked at the end shows
-images that it has not seen. `worldtokens train vlm_smollm2` does the same to a published language model.
+The questions are about emoji: name, group, skin tone, which of two. The questions at the end are about held-out images.
+`worldtokens train vlm_smollm2` trains the same on top of a published language model.
 """
 
 import argparse
@@ -39,14 +39,18 @@ wt.train(
     optim=wt.OptimSettings(lr=1e-3, weight_decay=0.1, warmup=0.1),
 )
 
-model = wt.load("runs/multimodal_chat/last")  # as any later program would
+model = wt.load("runs/multimodal_chat/last")  # e.g. in another program
 for row in test[:: len(test) // 10]:
     question, answer = row["messages"]
-    words = " ".join(part if isinstance(part, str) else "[image]" for part in question["content"])
-    print(f"{words} {model.chat([question], 16).strip()!r}, right is {answer['content']!r}")
+    text = " ".join(part if isinstance(part, str) else "[image]" for part in question["content"])
+    print(f"{text} {model.chat([question], 16).strip()!r}, reference {answer['content']!r}")
 
-file = Path("runs/multimodal_chat/one.png")
+# images may be paths, too
+file = Path("runs/multimodal_chat/image.png")
 file.write_bytes(
     next(part["image"] for part in test[0]["messages"][0]["content"] if not isinstance(part, str))
 )
-print("of a file:", model.chat([{"role": "user", "content": [{"image": file}, "What is this?"]}], 16).strip())
+print(
+    "image from a path:",
+    model.chat([{"role": "user", "content": [{"image": file}, "What is this?"]}], 16).strip(),
+)

@@ -1,6 +1,6 @@
-"""English to Spanish three ways: through a fixed vector, with additive attention, by Transformers.
+"""English to Spanish by a Transformer, by a GRU with additive attention, or by a GRU with a fixed-length vector.
 
-python examples/translate.py                        # Transformers: about five minutes of one core
+python examples/translate.py                        # Transformer: about five minutes on one core
 python examples/translate.py --trunks additive      # as Bahdanau et al. 2015; or fixed, as Cho et al. 2014
 """
 
@@ -16,7 +16,7 @@ args = parser.parse_args()
 train, test = (wt.samples.open("verse_books", split=side) for side in ("train", "test"))
 settings = {"vocab_size": 3000, "dim": 192, "context": 80, "positions": "none"}
 fronts = {
-    # a source is read as a whole, a target from left to right
+    # attention is bidirectional in the source, causal in the target
     "text": wt.TextTokenizer.train(train.texts("text"), causal=False, **settings),
     "target": wt.TextTokenizer.train(train.texts("target"), **settings),
 }
@@ -42,10 +42,10 @@ wt.train(
     optim=wt.OptimSettings(lr=2e-3, weight_decay=0.05),
 )
 
-model = wt.load("runs/translate/last")  # as any later program would
-some = sorted((test[i] for i in range(len(test))), key=lambda row: len(row["text"]))[:64:8]
-print({name: round(value, 2) for name, value in model.evaluate(some).items()})
-for row, said in zip(some, model.translate([r["text"] for r in some], beams=4), strict=True):
-    print(f"{row['text']}\n  {said}\n  ({row['target']})")
+model = wt.load("runs/translate/last")  # e.g. in another program
+rows = sorted((test[i] for i in range(len(test))), key=lambda row: len(row["text"]))[:64:8]
+print({name: round(value, 2) for name, value in model.evaluate(rows).items()})
+for row, translation in zip(rows, model.translate([r["text"] for r in rows], beams=4), strict=True):
+    print(f"{row['text']}\n  {translation}\n  reference: {row['target']}")
 if args.trunks != "fixed":
-    print("who looked where:", wt.alignment_figure(model, [some[0]["text"]], "runs/translate/alignment.png"))
+    print("alignment:", wt.alignment_figure(model, [rows[0]["text"]], "runs/translate/alignment.png"))

@@ -1,4 +1,4 @@
-"""Every example runs from top to bottom, with few steps, as its own process."""
+"""Every example runs from top to bottom, with few steps, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PLUGINS = {"row_plugin"}  # a class to copy; tests/test_new_modality.py uses it
+PLUGINS = {"row_plugin"}  # a class without a script; tests/test_new_modality.py uses it
 
 
 @pytest.mark.slow
