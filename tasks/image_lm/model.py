@@ -148,7 +148,7 @@ class ImageLM(Task):
         Returns:
             (B, K, D) at the prefix, with its padding, and (B, N, D), from which each code is predicted.
         """
-        x = self.trunk(concat_tokens([prefix, self.image.embedded(ids)], sequential=True)).x
+        x = self.trunk(concat_tokens([prefix, self.image.embed_ids(ids)], sequential=True)).x
         lengths = torch.tensor([n for (n,) in prefix.layout.lengths], device=x.device)
         indices = lengths[:, None] + torch.arange(ids.shape[1], device=x.device)
         return x[:, : prefix.shape[1]], x.gather(1, indices[..., None].expand(-1, -1, x.shape[2]))
@@ -276,7 +276,7 @@ class ImageLM(Task):
         cache = self.trunk.cache(total, prefix.shape[1] + 1 + steps)
         trunk = prepacked(self.trunk, total, steps)
         head = prepacked_linear(self.head.weight, self.head.bias, total, steps)
-        pos = front.embedded(torch.zeros(1, steps, dtype=torch.int64, device=self.device)).pos[0]
+        pos = front.embed_ids(torch.zeros(1, steps, dtype=torch.int64, device=self.device)).pos[0]
         pos = pos * pos.new_tensor([0, 1, 1])  # the cache continues t
         index = 0
 

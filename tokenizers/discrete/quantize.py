@@ -1,7 +1,7 @@
-"""From vectors to whole numbers and back: a learned codebook (VQ) and a fixed grid (FSQ).
+"""Quantizers, from vectors to ids and back: a learned codebook (VQ) and a fixed grid (FSQ).
 
-Both have one face: `forward` for training (straight-through, with a loss of its own), `ids` and `codes` for use,
-`size` for how many codes there are and `width` for how wide a vector is.
+Both have one interface: `forward` for training (straight-through, with its own loss), `ids` and `codes` for inference,
+`size` for the number of codes and `width` for the width of a vector.
 
 Shapes: M vectors, K codes, W width of a vector.
 """
@@ -21,20 +21,20 @@ from worldtokens.parts import Part
 
 
 class Quantizer(Part):
-    """The face of a quantizer.
+    """Base class of quantizers.
 
-    A subclass sets `size` (K) and `width` (W) and writes the three verbs.
+    A subclass sets `size` (K) and `width` (W) and implements the three methods.
     """
 
     size: int
     width: int
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Vectors (..., W) -> codes (..., W) whose gradient passes to z, ids (...) int64, a loss to be added."""
+        """Vectors (..., W) -> codes (..., W) whose gradient passes to z, ids (...) int64, a loss to add."""
         raise NotImplementedError
 
     def ids(self, z: Tensor) -> Tensor:
-        """Vectors (..., W) -> ids (...) int64. Learns nothing."""
+        """Vectors (..., W) -> ids (...) int64. Updates nothing."""
         raise NotImplementedError
 
     def codes(self, ids: Tensor) -> Tensor:
@@ -45,12 +45,12 @@ class Quantizer(Part):
 class FSQ(Quantizer):
     """Finite scalar quantization (Mentzer et al. 2023): each channel is bounded and rounded to a few levels.
 
-    Nothing is learned and no code can die. A channel of L levels is ``round(tanh(z + s) h - o)`` with h a hair over
+    Nothing is learned and no code can die. A channel of L levels is ``round(tanh(z + s) h - o)`` with h slightly above
     (L - 1) / 2, o = 1/2 for even L and 0 for odd, and s such that z = 0 gives 0; divided by L // 2 for a code in
-    [-1, 1]. The id is the mixed-radix number of the levels, the first channel counting least.
+    [-1, 1]. The id is the mixed-radix number of the levels, the first channel being the least significant.
 
     Args:
-        levels: how many values each channel has, 3 or more. (8, 5, 5, 5) are 1,000 codes; (8, 8, 8, 6, 5), 15,360.
+        levels: number of values per channel, 3 or more. (8, 5, 5, 5) are 1,000 codes; (8, 8, 8, 6, 5) are 15,360.
     """
 
     def __init__(self, levels: Sequence[int] = (8, 5, 5, 5)) -> None:
@@ -60,19 +60,19 @@ class FSQ(Quantizer):
             or not levels
             or any(type(v) is not int or v < 3 for v in levels)
         ):
-            # with two levels the even-sized channel's zero would lie where tanh has no slope
+            # with two levels the zero of the channel would be where tanh has no slope
             raise InputError(
                 f"levels is {levels!r}, expected whole numbers of 3 or more; the paper has 5 or more"
             )
         self.levels = tuple(levels)
         self.size, self.width = math.prod(levels), len(levels)
         basis = [math.prod(levels[:i]) for i in range(len(levels))]
-        # whole numbers, so that no change of precision touches them
+        # integers, so that no change of precision affects them
         self.register_buffer("level", torch.tensor(levels), persistent=False)
         self.register_buffer("basis", torch.tensor(basis), persistent=False)
 
     def bounded(self, z: Tensor) -> Tensor:
-        """Vectors -> what is rounded: each channel between -L // 2 and (L - 1) // 2."""
+        """Vectors -> values before rounding: each channel between -L // 2 and (L - 1) // 2."""
         half = (self.level - 1) * (1 + 1e-3) / 2
         offset = (self.level % 2 == 0) * 0.5
         return torch.tanh(z.float() + torch.atanh(offset / half)) * half - offset
@@ -81,12 +81,12 @@ class FSQ(Quantizer):
         soft = self.bounded(z)
         hard = soft.round()
         codes = (soft + (hard - soft).detach()) / (self.level // 2)
-        return codes.to(z.dtype), self._number(hard), z.new_zeros(())
+        return codes.to(z.dtype), self._to_ids(hard), z.new_zeros(())
 
     def ids(self, z: Tensor) -> Tensor:
-        return self._number(self.bounded(z).round())
+        return self._to_ids(self.bounded(z).round())
 
-    def _number(self, hard: Tensor) -> Tensor:
+    def _to_ids(self, hard: Tensor) -> Tensor:
         return ((hard.long() + self.level // 2) * self.basis).sum(-1)
 
     def codes(self, ids: Tensor) -> Tensor:
@@ -95,18 +95,18 @@ class FSQ(Quantizer):
 
 
 class VectorQuantizer(Quantizer):
-    """A codebook: each vector becomes its nearest code (van den Oord et al. 2017).
+    """A learned codebook: each vector becomes its nearest code (van den Oord et al. 2017).
 
-    The codebook follows the vectors by moving averages (their appendix), or by gradient. A code that is used much
-    less than its share is put where a vector of the batch is, so that none stays dead; that also places all of them
-    in the first step. With several processes all count together and hold the same codebook.
+    The codebook is updated by moving averages of the vectors (their appendix), or by gradient. A code used much less
+    than the mean is reset to a vector of the batch, so that none stays dead; this also initialises all of them in the
+    first step. Distributed processes sum their counts and keep the same codebook.
 
     Args:
         size: number of codes K.
         width: width W of a vector; small ones (8 to 32) keep more codes in use.
-        ema: how much of the average is kept at each step, e.g. 0.99; None: the codebook is a parameter.
-        commitment: weight of the loss that draws vectors to their codes.
-        revive: a code used less than this share of the mean use is moved; 0 never.
+        ema: decay of the moving averages, e.g. 0.99; None: the codebook is a parameter.
+        commitment: weight of the loss that pulls vectors to their codes.
+        dead_threshold: a code used less than this share of the mean is reset; 0: never.
     """
 
     def __init__(
@@ -115,16 +115,19 @@ class VectorQuantizer(Quantizer):
         width: int = 16,
         ema: float | None = 0.99,
         commitment: float = 0.25,
-        revive: float = 0.1,
+        dead_threshold: float = 0.1,
     ) -> None:
         super().__init__()
         if type(size) is not int or type(width) is not int or size < 2 or width < 1:
             raise InputError(f"size={size!r}, width={width!r}: expected whole numbers, at least 2 and 1")
         if ema is not None and not 0 <= ema < 1:
             raise InputError(f"ema={ema!r}, expected 0 or more and below 1, or None")
-        if not 0 <= revive < 1 or commitment < 0:
-            raise InputError(f"revive={revive!r}, commitment={commitment!r}: expected [0, 1) and 0 or more")
-        self.size, self.width, self.ema, self.commitment, self.revive = size, width, ema, commitment, revive
+        if not 0 <= dead_threshold < 1 or commitment < 0:
+            raise InputError(
+                f"dead_threshold={dead_threshold!r}, commitment={commitment!r}: expected [0, 1) and 0 or more"
+            )
+        self.size, self.width, self.ema, self.commitment = size, width, ema, commitment
+        self.dead_threshold = dead_threshold
         book = torch.randn(size, width)
         if ema is None:
             self.codebook = nn.Parameter(book)
@@ -140,7 +143,7 @@ class VectorQuantizer(Quantizer):
         if self.ema is None:
             loss = loss + F.mse_loss(hard, z.detach().float())
         if self.training:
-            self._learn(z.detach().float().reshape(-1, self.width), ids.flatten())
+            self._update(z.detach().float().reshape(-1, self.width), ids.flatten())
         hard = hard.to(z.dtype)
         return z + (hard - z).detach(), ids, loss
 
@@ -153,44 +156,43 @@ class VectorQuantizer(Quantizer):
         return F.embedding(ids, self.codebook)
 
     @torch.no_grad()
-    def _learn(self, z: Tensor, ids: Tensor) -> None:
-        """Follow a batch's vectors (M, W), and move dead codes. Looks into no tensor, so nothing waits."""
-        counts = _over_processes(torch.zeros_like(self.uses).index_add_(0, ids, torch.ones_like(z[:, 0])))
-        keep = self.ema if self.ema is not None else 0.99
-        self.uses.mul_(keep).add_(counts, alpha=1 - keep)
+    def _update(self, z: Tensor, ids: Tensor) -> None:
+        """Update the codebook from vectors (M, W) and reset dead codes; no value is read on the CPU (no synchronisation)."""
+        counts = _sum_over_processes(torch.zeros_like(self.uses).index_add_(0, ids, torch.ones_like(z[:, 0])))
+        decay = self.ema if self.ema is not None else 0.99
+        self.uses.mul_(decay).add_(counts, alpha=1 - decay)
         if self.ema is not None:
-            sums = _over_processes(torch.zeros_like(self.sums).index_add_(0, ids, z))
-            self.sums.mul_(keep).add_(sums, alpha=1 - keep)
+            sums = _sum_over_processes(torch.zeros_like(self.sums).index_add_(0, ids, z))
+            self.sums.mul_(decay).add_(sums, alpha=1 - decay)
             # codes that were never used have no average yet
             mean = self.sums / self.uses.clamp(min=1e-12)[:, None]
             self.codebook.copy_(torch.where(self.uses[:, None] > 1e-12, mean, self.codebook))
-        if self.revive:
-            each = counts.sum() / self.size
-            dead = self.uses < self.revive * each
+        if self.dead_threshold:
+            mean_use = counts.sum() / self.size
+            dead = self.uses < self.dead_threshold * mean_use
             pick = z[torch.randint(len(z), (self.size,), device=z.device)]
             if dist.is_available() and dist.is_initialized():
                 dist.broadcast(pick, 0)
             self.codebook.data.copy_(torch.where(dead[:, None], pick, self.codebook))
-            self.uses.copy_(torch.where(dead, each, self.uses))
+            self.uses.copy_(torch.where(dead, mean_use, self.uses))
             if self.ema is not None:
-                self.sums.copy_(torch.where(dead[:, None], pick * each, self.sums))
+                self.sums.copy_(torch.where(dead[:, None], pick * mean_use, self.sums))
 
 
-def _over_processes(x: Tensor) -> Tensor:
+def _sum_over_processes(x: Tensor) -> Tensor:
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(x)
     return x
 
 
 def codebook_use(ids: Tensor, size: int) -> dict[str, Tensor]:
-    """How much of a codebook these ids use.
+    """Use of a codebook by ids.
 
     Args:
         ids: any shape, whole numbers below `size`.
 
     Returns:
-        `used`, the share of codes that occur at all, and `perplexity`, how many equally likely codes would spread as
-        much: exp of the entropy, from 1 to `size`.
+        `used`, the share of codes that occur, and `perplexity`, exp of the entropy of the ids, from 1 to `size`.
     """
     counts = torch.zeros(size, device=ids.device).index_add_(
         0, ids.flatten(), torch.ones_like(ids.flatten()).float()

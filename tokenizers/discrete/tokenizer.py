@@ -1,20 +1,22 @@
-"""Images -> whole numbers -> images, so that a language model can read and draw them.
+"""Images -> ids of a codebook -> images, so that a language model can read and generate them.
 
     tok = wt.DiscreteTokenizer(dim=256)          # 64 x 64 pixels -> 8 x 8 ids out of 1,000
     tok.loss(tok.collate([tok.read("a.png")]))   # train it as an autoencoder first
-    ids = tok.encode(images)                   # (B, 8, 8)
+    ids = tok.encode(images)                     # (B, 8, 8)
     tok.decode(ids, torch.uint8)                 # (B, 3, 64, 64)
-    tok.freeze()                                 # then as a front-end: Tokens with ids
+    tok.freeze()                                 # then use it as a front-end: Tokens with ids
 
-Notable: the autoencoder keeps float32 weights whatever the rest runs in, because a rounded weight would give an image
-other ids; and its ids are made without a gradient, so a language model's loss trains the embedding alone.
+Notable:
+
+- the autoencoder keeps float32 weights whatever the model around runs in: rounded weights would change ids;
+- encoding has no gradient, so the loss of a language model trains the embedding only.
 
 Shapes: B images, H x W pixels, h x w ids, N = h * w, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,82 +28,32 @@ from torch import Tensor, nn
 
 from worldtokens.errors import InputError
 from worldtokens.tokenizers.base import Batch, Tokenizer
+from worldtokens.tokenizers.discrete.codec import Codec
 from worldtokens.tokenizers.discrete.quantize import FSQ, Quantizer, codebook_use
+from worldtokens.tokenizers.image.preprocess import check_rgb
 from worldtokens.tokenizers.image.read import read_image
 from worldtokens.tokenizers.patches import grid_coords, sides
 from worldtokens.tokens import Tokens
 
 
-class Residual(nn.Module):
-    """Two 3 x 3 convolutions beside a straight path; norms are over one image, so no batch mate matters."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        groups = next(g for g in (8, 4, 2, 1) if width % g == 0)
-        self.norm1, self.conv1 = nn.GroupNorm(groups, width), nn.Conv2d(width, width, 3, padding=1)
-        self.norm2, self.conv2 = nn.GroupNorm(groups, width), nn.Conv2d(width, width, 3, padding=1)
-        nn.init.zeros_(self.conv2.weight)  # a block begins as the straight path alone
-        nn.init.zeros_(self.conv2.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
-
-
-class Codec(nn.Module):
-    """The autoencoder: one strided convolution down to the grid of ids, all the work at that size, and back.
-
-    Its weights stay in the precision that they were made in, whatever `.to(dtype)` asks: ids must not change
-    because the model around runs in half precision.
-    """
-
-    def __init__(self, factor: int, width: int, depth: int, quantizer: Quantizer) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Conv2d(3, width, factor, stride=factor),
-            *[Residual(width) for _ in range(depth)],
-            nn.Conv2d(width, quantizer.width, 1),
-        )
-        self.quantizer = quantizer
-        self.decoder = nn.Sequential(
-            nn.Conv2d(quantizer.width, width, 3, padding=1),
-            *[Residual(width) for _ in range(depth)],
-            nn.Conv2d(width, 3 * factor**2, 1),
-            nn.PixelShuffle(factor),
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Codec:
-        def kept(t: Tensor) -> Tensor:
-            out = fn(t)
-            return t.to(out.device) if out.dtype != t.dtype else out
-
-        return super()._apply(kept, recurse)
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, 3, H, W) in [-1, 1] -> the same rebuilt, ids (B, h, w), the quantizer's loss."""
-        z = self.encoder(pixels).movedim(1, -1)
-        codes, ids, loss = self.quantizer(z)
-        return self.decoder(codes.movedim(-1, 1)), ids, loss
-
-
 class DiscreteTokenizer(Tokenizer):
-    """Images -> a grid of ids out of a codebook, row by row, each embedded and told its place.
+    """Images -> a grid of ids of a codebook, row by row, each embed_ids with its position.
 
-    An image is scaled to cover `size` and its centre cut out. Tokens read each other, or with `causal` from the first
-    to the last behind a start token, as a language model needs them; `vocab_size` counts the start token, whose
-    id is the last.
+    An image is scaled to cover `size` and centre-cropped. Attention is bidirectional, or with `causal` from left to
+    right behind a start token, as in a language model; `vocab_size` counts the start token, whose id is the last.
 
-    A token's `pos` is (0, y, x) of its place in the grid, and with `causal` (number in the row, y, x).
+    A token's `pos` is (0, y, x) in the grid, and with `causal` (index in the sequence, y, x).
 
     Args:
         dim: width D of the tokens.
         size: side in pixels, or (height, width); a multiple of `factor`.
-        factor: pixels along the side of one id's patch.
+        factor: side in pixels of the patch of one id.
         width: channels of the autoencoder.
-        depth: residual blocks on each side of the codes.
+        depth: residual blocks in the encoder and in the decoder.
         quantizer: `FSQ` or `VectorQuantizer`, or another `Quantizer`. None: ``FSQ((8, 5, 5, 5))``, 1,000 codes.
-        causal: put a start token first and read from left to right.
+        causal: put a start token first and attend from left to right.
         background: RGB, 0 to 255, under transparency.
-        frozen: the autoencoder is trained no more, see `freeze`.
+        frozen: do not train the autoencoder, see `freeze`.
 
     Raises:
         InputError: a setting is out of its range.
@@ -128,12 +80,10 @@ class DiscreteTokenizer(Tokenizer):
         self.size = sides(size, 2, "size")
         if any(s % factor for s in self.size):
             raise InputError(
-                f"size {self.size} is no multiple of factor={factor}: some pixels would have no id"
+                f"size {self.size} is not a multiple of factor={factor}: some pixels would have no id"
             )
         self.grid = (self.size[0] // factor, self.size[1] // factor)
-        self.background, self.causal = tuple(background), causal
-        if len(self.background) != 3 or any(type(v) is not int or not 0 <= v <= 255 for v in self.background):
-            raise InputError(f"background is {background!r}, expected three whole numbers from 0 to 255: RGB")
+        self.background, self.causal = check_rgb(background), causal
         quantizer = FSQ() if quantizer is None else quantizer
         if not isinstance(quantizer, Quantizer):
             raise InputError(
@@ -145,20 +95,20 @@ class DiscreteTokenizer(Tokenizer):
         self.vocab_size = quantizer.size + causal
         self.count = self.grid[0] * self.grid[1]  # ids of an image
         self.embedding = nn.Embedding(self.vocab_size, dim)
-        self.position = nn.Parameter(torch.empty(self.count + causal, dim))
-        # as small as a place, or a trunk would hardly see places
+        self.pos_embed = nn.Parameter(torch.empty(self.count + causal, dim))
+        # of the same scale, or ids would dominate positions
         nn.init.normal_(self.embedding.weight, std=0.02)
-        nn.init.normal_(self.position, std=0.02)
+        nn.init.normal_(self.pos_embed, std=0.02)
         self.frozen = False
         self.freeze(frozen)
 
     def config_args(self, folder: Path | None = None) -> dict[str, Any]:
         args = super().config_args(folder)
-        # as they are now: the quantizer lives in the codec, and may have been made here
+        # current values: the quantizer is in the codec, and may be the default
         return args | {"frozen": self.frozen, "quantizer": self.codec.quantizer}
 
     def freeze(self, frozen: bool = True) -> DiscreteTokenizer:
-        """Stop (or take up again) training the autoencoder, so that ids stay what they are."""
+        """Stop (or resume) training of the autoencoder, so that ids do not change."""
         self.frozen = frozen
         self.codec.requires_grad_(not frozen)
         return self.train(self.training)
@@ -171,7 +121,7 @@ class DiscreteTokenizer(Tokenizer):
     # ---- raw images ----------------------------------------------------------------------------------------
 
     def read(self, source: Any) -> Tensor:
-        """One image -> RGB uint8 (3, H, W), upright, of any size; see `image.read_image` for what is taken.
+        """One image -> RGB uint8 (3, H, W), upright, of any size; see `read_image` for the sources accepted.
 
         Raises:
             InputError: it cannot be read; names the file.
@@ -179,23 +129,21 @@ class DiscreteTokenizer(Tokenizer):
         return read_image(source, background=self.background)
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:
-        """Raw images -> `pixels` (B, 3, H, W) uint8 of the one size.
+        """Raw images -> `pixels` (B, 3, H, W) uint8 of the fixed size.
 
         Raises:
-            InputError: a raw image is not uint8 (3, H, W), or there is none.
+            InputError: a raw image is not uint8 (3, H, W), or the list is empty.
         """
         if not len(raws):
             raise InputError("no image to collate: expected at least one")
         h, w = self.size
         pixels = np.empty((len(raws), h, w, 3), np.uint8)
         for i, (out, raw) in enumerate(zip(pixels, raws, strict=True)):
-            fits = (
-                isinstance(raw, Tensor) and raw.dtype == torch.uint8 and raw.ndim == 3 and raw.shape[0] == 3
-            )
-            if not fits or not raw.numel():
+            is_bytes = isinstance(raw, Tensor) and raw.dtype == torch.uint8
+            if not is_bytes or raw.ndim != 3 or raw.shape[0] != 3 or not raw.numel():
                 found = f"{tuple(raw.shape)} {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
                 raise InputError(
-                    f"image {i} of the batch is {found}, expected uint8 (3, H, W) as read() gives"
+                    f"image {i} of the batch is {found}, expected uint8 (3, H, W) as read() returns"
                 )
             a = np.ascontiguousarray(raw.permute(1, 2, 0).numpy())
             if a.shape[:2] != (h, w):
@@ -206,7 +154,7 @@ class DiscreteTokenizer(Tokenizer):
     # ---- the autoencoder -------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch | Tensor) -> dict[str, Tensor]:
-        """How far images are from what their ids give back, for training the autoencoder.
+        """Reconstruction loss for training the autoencoder.
 
         Args:
             batch: from `collate`, or images (B, 3, H, W): uint8, or floats in [0, 1].
@@ -222,13 +170,13 @@ class DiscreteTokenizer(Tokenizer):
         return {"loss": error + extra, "mse": error.detach() / 4, **use}
 
     @torch.no_grad()
-    def encode(self, pictures: Batch | Tensor) -> Tensor:
+    def encode(self, images: Batch | Tensor) -> Tensor:
         """Images -> ids (B, h, w) int64, the same in every precision.
 
         Args:
             images: from `collate`, or (B, 3, H, W): uint8, or floats in [0, 1].
         """
-        pixels = self._pixels(pictures)
+        pixels = self._pixels(images)
         with torch.autocast(pixels.device.type, enabled=False):
             return self.codec.quantizer.ids(self.codec.encoder(pixels).movedim(1, -1))
 
@@ -237,14 +185,14 @@ class DiscreteTokenizer(Tokenizer):
         """Ids -> images.
 
         Args:
-            ids: (B, h, w) or (B, h * w); a start token in front is left out.
+            ids: (B, h, w) or (B, h * w); a start token in front is dropped.
             dtype: a float type for values in [0, 1], or torch.uint8.
 
         Returns:
             (B, 3, H, W).
 
         Raises:
-            InputError: another count of ids, or one outside the codebook.
+            InputError: another number of ids, or one outside the codebook.
         """
         if ids.is_floating_point() or ids.ndim not in (2, 3):
             raise InputError(
@@ -255,32 +203,32 @@ class DiscreteTokenizer(Tokenizer):
             flat = flat[:, 1:]
         if flat.shape[1] != self.count or (ids.ndim == 3 and tuple(ids.shape[1:]) != self.grid):
             raise InputError(
-                f"ids are {tuple(ids.shape)}, expected {self.count} an image, a grid of {self.grid}"
+                f"ids are {tuple(ids.shape)}, expected {self.count} per image, a grid of {self.grid}"
             )
         low, high = (int(flat.min()), int(flat.max())) if flat.numel() else (0, 0)
         if low < 0 or high >= self.codebook_size:
             raise InputError(
-                f"ids run from {low} to {high}, expected 0 to {self.codebook_size - 1}; when sampling, leave the start "
-                f"token {self.start_id} out of the choice"
+                f"ids run from {low} to {high}, expected 0 to {self.codebook_size - 1}; when sampling, exclude the "
+                f"start token {self.start_id}"
             )
-        flat = flat.to(self.position.device)
+        flat = flat.to(self.pos_embed.device)
         with torch.autocast(flat.device.type, enabled=False):
             codes = self.codec.quantizer.codes(flat.unflatten(1, self.grid))
             pixels = (self.codec.decoder(codes.movedim(-1, 1)).clamp(-1, 1) + 1) / 2
         return (pixels * 255).round().to(torch.uint8) if dtype == torch.uint8 else pixels.to(dtype)
 
-    def usage(self, pictures: Batch | Tensor) -> dict[str, float]:
-        """How much of the codebook these images use: `used` (share of codes) and `perplexity`."""
-        return {k: float(v) for k, v in codebook_use(self.encode(pictures), self.codebook_size).items()}
+    def usage(self, images: Batch | Tensor) -> dict[str, float]:
+        """Use of the codebook by these images: `used` (share of codes) and `perplexity`."""
+        return {k: float(v) for k, v in codebook_use(self.encode(images), self.codebook_size).items()}
 
-    def _pixels(self, pictures: Batch | Tensor) -> Tensor:
-        """Any accepted form -> (B, 3, H, W) float32 in [-1, 1]."""
-        pixels = pictures if isinstance(pictures, Tensor) else pictures["pixels"]
-        fits = pixels.dtype == torch.uint8 or pixels.is_floating_point()
-        if not fits or pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, *self.size):
+    def _pixels(self, images: Batch | Tensor) -> Tensor:
+        """A batch, uint8 or floats in [0, 1] -> (B, 3, H, W) float32 in [-1, 1]."""
+        pixels = images if isinstance(images, Tensor) else images["pixels"]
+        right_type = pixels.dtype == torch.uint8 or pixels.is_floating_point()
+        if not right_type or pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, *self.size):
             raise InputError(
                 f"images are {tuple(pixels.shape)} {pixels.dtype}, expected (B, 3, {self.size[0]}, {self.size[1]}), uint8 "
-                "or floats in [0, 1]; read() and collate() bring files to that"
+                "or floats in [0, 1]; read() and collate() convert files"
             )
         return pixels.float() / (127.5 if pixels.dtype == torch.uint8 else 0.5) - 1
 
@@ -292,10 +240,10 @@ class DiscreteTokenizer(Tokenizer):
         Args:
             batch: from `collate`, or images (B, 3, H, W): uint8, or floats in [0, 1].
         """
-        return self.embedded(self.encode(batch).flatten(1))
+        return self.embed_ids(self.encode(batch).flatten(1))
 
-    def embedded(self, ids: Tensor) -> Tokens:
-        """Ids (B, N) without start token -> Tokens, as `forward` gives them: for data encoded once and kept."""
+    def embed_ids(self, ids: Tensor) -> Tokens:
+        """Ids (B, N) without start token -> Tokens, as `forward` returns them: for data that was encoded before."""
         pos = F.pad(grid_coords(self.grid, ids.device).float(), (1, 0))  # (N, 3): (0, y, x)
         if self.causal:
             ids = F.pad(ids, (1, 0), value=self.start_id)
@@ -306,5 +254,5 @@ class DiscreteTokenizer(Tokenizer):
         return self.wrap(self.embed(ids), (n,) * b, order, ids=ids, pos=pos.expand(b, -1, -1))
 
     def embed(self, ids: Tensor, offset: int = 0) -> Tensor:
-        """Ids (B, n), start token included, -> embeddings (B, n, dim), the first one standing at place `offset`."""
-        return self.embedding(ids) + self.position[offset : offset + ids.shape[1]]
+        """Ids (B, n), start token included -> embeddings (B, n, dim); the first id is at position `offset`."""
+        return self.embedding(ids) + self.pos_embed[offset : offset + ids.shape[1]]

@@ -217,7 +217,7 @@ def test_samples_follow_the_distribution():
     model, n = make_model(), 2000
     one = wt.Tokens.cat(
         model.text.tokens(["red heart"]),
-        model.image.embedded(torch.zeros(1, 16, dtype=torch.int64)),
+        model.image.embed_ids(torch.zeros(1, 16, dtype=torch.int64)),
         sequential=True,
     )
     with torch.no_grad():
