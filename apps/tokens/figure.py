@@ -1,6 +1,6 @@
-"""What tokens are, as an image: one panel for each source, drawn with matplotlib's Agg alone.
+"""Figure of `worldtokens tokens --show`: one panel per source, drawn with matplotlib's Agg backend.
 
-Panels stand side by side as long as they fit in a page three squares wide.
+Panels are placed side by side on a page of three squares in width.
 """
 
 from __future__ import annotations
@@ -13,23 +13,12 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from worldtokens.apps.tokens.inspect import Seen
-from worldtokens.apps.tokens.panels import (
-    GAP,
-    HEAD,
-    LINE,
-    UNIT,
-    Panel,
-    cell_size,
-    draw_audio,
-    draw_clip,
-    draw_image,
-    draw_points,
-    draw_series,
-    draw_text,
-    set_lines,
-    sheet,
-)
+from worldtokens.apps.tokens.draw_images import cell_size, contact_sheet, draw_image, draw_video
+from worldtokens.apps.tokens.draw_points import draw_points
+from worldtokens.apps.tokens.draw_signals import draw_audio, draw_series
+from worldtokens.apps.tokens.draw_text import LINE, draw_text, layout_lines
+from worldtokens.apps.tokens.inspect import Inspected
+from worldtokens.apps.tokens.panel import GAP, HEAD, UNIT, Panel
 from worldtokens.errors import InputError
 from worldtokens.parts import write_whole
 
@@ -39,26 +28,26 @@ MOST_PANELS = 24
 _DRAW = {
     "image": draw_image,
     "audio": draw_audio,
-    "video": draw_clip,
-    "views": draw_clip,
+    "video": draw_video,
+    "views": draw_video,
     "points": draw_points,
     "series": draw_series,
     "text": draw_text,
 }
 
 
-def save_picture(seen: Sequence[Seen], out: str | os.PathLike) -> Path:
-    """Draw the sources' panels and write them as one PNG.
+def save_figure(sources: Sequence[Inspected], out: str | os.PathLike) -> Path:
+    """Draw one panel per source and write them as one PNG.
 
     Args:
-        seen: at least one; of more than 24 the first are drawn.
+        sources: at least one; of more than 24 the first 24 are drawn.
         out: path of the PNG.
 
     Raises:
         InputError: the file cannot be written.
     """
     data = io.BytesIO()
-    FigureCanvasAgg(draw_picture(seen)).print_png(data)
+    FigureCanvasAgg(draw_figure(sources)).print_png(data)
     out = Path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -68,11 +57,11 @@ def save_picture(seen: Sequence[Seen], out: str | os.PathLike) -> Path:
     return out
 
 
-def draw_picture(seen: Sequence[Seen]) -> Figure:
-    """The figure that `save_picture` writes."""
-    seen = list(seen)[:MOST_PANELS]
-    rows: list[list[tuple[Seen, int, float]]] = []
-    for s in seen:
+def draw_figure(sources: Sequence[Inspected]) -> Figure:
+    """The figure that `save_figure` writes."""
+    sources = list(sources)[:MOST_PANELS]
+    rows: list[list[tuple[Inspected, int, float]]] = []
+    for s in sources:
         units, height = _size(s)
         if not rows or sum(u for _, u, _ in rows[-1]) + units > 3:
             rows.append([])
@@ -96,18 +85,18 @@ def draw_picture(seen: Sequence[Seen]) -> Figure:
     return fig
 
 
-def _size(s: Seen) -> tuple[int, float]:
-    """(units of width, height in inches) that a source's panel wants."""
+def _size(s: Inspected) -> tuple[int, float]:
+    """(width in units, height in inches) of a source's panel."""
     if s.modality in ("image", "points"):
         return 1, UNIT - GAP + HEAD
     if s.modality == "text":
-        # the narrowest that keeps it in three lines
+        # the smallest width with at most three lines
         for units in (1, 2, 3):
-            lines = len(set_lines(s.pieces, units * UNIT - 2 * GAP))
+            lines = len(layout_lines(s.text_tokens, units * UNIT - 2 * GAP))
             if lines <= 3:
                 break
         return units, HEAD + lines * LINE + 2 * GAP
     if s.modality in ("video", "views"):
-        columns, rows = sheet(s)
+        columns, rows = contact_sheet(s)
         return 2, HEAD + rows * cell_size(s, (2 * UNIT - GAP) / columns)[2]
     return 2, UNIT - GAP + HEAD

@@ -1,7 +1,6 @@
-"""A source through its front-end: what `worldtokens tokens` tells of it and draws.
+"""Tokenisation of one source, for `worldtokens tokens`.
 
-The front-ends are the real ones with untrained weights: how many tokens, where they stand and what a batch of them
-wastes does not depend on the weights nor on the width.
+The front-ends have untrained weights: number of tokens, positions and padding do not depend on weights or dim.
 """
 
 from __future__ import annotations
@@ -20,41 +19,41 @@ if TYPE_CHECKING:
     from worldtokens.tokenizers.base import Batch, Tokenizer
     from worldtokens.tokens import Tokens
 
-DIM = 48  # width of the tokens; shares evenly over the axes of all sin-cos positions
+DIM = 48  # divisible by the axes of all sin-cos position embeddings
 KINDS = ("text", "image", "audio", "video", "points", "views", "series")
-# what an axis of `pos` is called, by kind
+# names of the axes of `pos`, by modality
 AXES = {"points": "zyx", "views": ("view", "y", "x"), "series": ("patch", "channel", "")}
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
-    """A piece of a text: what it spells, its id, and whether a word ends behind it.
+class TextToken:
+    """A token of a text: its text, its id, and whether a word ends after it.
 
-    `part` says that it holds a part of a character, so that `text` are its bytes: ``<F0 9F>``.
+    `partial` tokens hold only some bytes of a character; their `text` is these bytes: ``<F0 9F>``.
     """
 
     text: str
     id: int
-    ends: bool
+    ends_word: bool
     special: bool = False
-    part: bool = False
+    partial: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-    """A source and what it became.
+class Inspected:
+    """A source and its tokens.
 
     Args:
-        name: as a person knows it.
-        modality: which front-end took it.
-        tokenizer: that front-end.
-        raw: what `read` gave.
-        batch: what `collate` made of it alone.
+        name: printable path, or the text in quotes.
+        modality: modality of the front-end.
+        tokenizer: the front-end.
+        raw: result of `read`.
+        batch: result of `collate` on this source alone.
         tokens: (1, N, D).
-        source: what was read, in words.
-        grid: tokens along each axis, or patches and the points of each.
-        seconds: from one token to the next in time, where there is time.
-        pieces: of a text.
+        source: size of the source, e.g. "230 x 100 px".
+        grid: number of tokens along each axis; for points, number of patches and points per patch.
+        seconds: time from one token to the next; None without a time axis.
+        text_tokens: tokens of a text.
     """
 
     name: str
@@ -66,15 +65,16 @@ class Seen:
     source: str
     grid: tuple[int, ...]
     seconds: float | None = None
-    pieces: tuple[Piece, ...] = ()
+    text_tokens: tuple[TextToken, ...] = ()
 
     @property
     def count(self) -> int:
+        """Number of tokens."""
         return self.tokens.shape[1]
 
     @property
     def positions(self) -> dict[str, tuple[float, float]]:
-        """Lowest and highest coordinate of each axis that is used."""
+        """Lowest and highest coordinate of each axis in use."""
         low, high = self.tokens.pos[0].amin(0).tolist(), self.tokens.pos[0].amax(0).tolist()
         axes = zip(AXES.get(self.modality, "tyx"), low, high, strict=True)
         return {name: (a, b) for name, a, b in axes if name and (a or b)}
@@ -82,57 +82,59 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """A source that cannot be read, and why."""
+    """A source that cannot be read, and the reason."""
 
     name: str
     modality: str | None
     reason: str
 
 
-def look(
+def inspect_source(
     source: str,
     args: argparse.Namespace,
     kind: str | None = None,
-    given: bool = False,
-    made: dict[str, Tokenizer] | None = None,
-) -> Seen | Failed:
-    """One file, or with `given` one text, through its front-end.
+    is_text: bool = False,
+    front_ends: dict[str, Tokenizer] | None = None,
+) -> Inspected | Failed:
+    """Tokenise one file, or one text with `is_text`.
 
     Args:
         source: a path, or the text itself.
         args: the command's settings.
-        kind: what the file is; None: told by its ending.
-        given: `source` is a text.
-        made: front-ends that were built already, by kind; new ones are added.
+        kind: modality of the file; None: by its extension.
+        is_text: `source` is a text, not a path.
+        front_ends: cache of front-ends by modality; new ones are added.
 
     Raises:
-        InputError: a setting is out of its range. What is wrong with the file itself is in the `Failed`.
+        InputError: a setting is out of range. Errors of the file itself are returned as `Failed`.
     """
     import torch
 
     from worldtokens.data.files import printable
 
     path = source
-    made = {} if made is None else made
-    name = printable(source if not given else f'"{source}"' if len(source) <= 40 else f'"{source[:39]}…"')
+    front_ends = {} if front_ends is None else front_ends
+    name = printable(source if not is_text else f'"{source}"' if len(source) <= 40 else f'"{source[:39]}…"')
     try:
-        kind = "text" if given else kind or kind_of(source)
+        kind = "text" if is_text else kind or kind_of(source)
     except InputError as e:
         return Failed(name, None, str(e))
-    if kind not in made and kind != "series":  # a table's columns make its front-end
-        made[kind] = front_end(kind, args)
+    if kind not in front_ends and kind != "series":  # the front-end of a table depends on its columns
+        front_ends[kind] = front_end(kind, args)
     try:
-        tokenizer = front_end(kind, args, source) if kind == "series" else made[kind]
-        if kind == "text" and not given:
+        tokenizer = front_end(kind, args, source) if kind == "series" else front_ends[kind]
+        if kind == "text" and not is_text:
             source = read_text(source)
         raw = text_ids(tokenizer, source) if kind == "text" else tokenizer.read(source)
         batch = tokenizer.collate([raw])
         with torch.no_grad():
             tokens = tokenizer(batch)
     except InputError as e:
-        reason = str(e) if given else str(e).removeprefix(path).lstrip(":, ")  # the row begins with the name
+        reason = (
+            str(e) if is_text else str(e).removeprefix(path).lstrip(":, ")
+        )  # the row starts with the name
         return Failed(name, kind, " ".join(reason.split()))
-    seen = Seen(
+    found = Inspected(
         name,
         kind,
         tokenizer,
@@ -143,37 +145,37 @@ def look(
         _grid(kind, tokens, tokenizer, raw),
     )
     if kind == "text":
-        return dataclasses.replace(seen, pieces=pieces_of(tokenizer, raw.tolist()))
+        return dataclasses.replace(found, text_tokens=text_tokens(tokenizer, raw.tolist()))
     if kind == "audio":
-        return dataclasses.replace(seen, seconds=tokenizer.token_seconds)
-    if kind == "video" and seen.grid[0] > 1:
+        return dataclasses.replace(found, seconds=tokenizer.token_seconds)
+    if kind == "video" and found.grid[0] > 1:
         times = batch["micros"][0] / 1e6
-        return dataclasses.replace(seen, seconds=float(times[-1] - times[0]) / (seen.grid[0] - 1))
-    return seen
+        return dataclasses.replace(found, seconds=float(times[-1] - times[0]) / (found.grid[0] - 1))
+    return found
 
 
 def kind_of(path: str) -> str:
-    """Which front-end a file is for, told by its ending.
+    """Modality of a file by its extension.
 
     Raises:
-        InputError: the ending is not known.
+        InputError: the extension is unknown.
     """
     from worldtokens.data.files import modality_of
 
     if os.path.isdir(path):
         return "views"
-    ending = os.path.splitext(path)[1].lower()
-    kind = "views" if ending == ".json" else modality_of(path)
+    extension = os.path.splitext(path)[1].lower()
+    kind = "views" if extension == ".json" else modality_of(path)
     if kind is None:
-        raise InputError(f"the ending {ending!r} is not known; say what it is with --as {'|'.join(KINDS)}")
+        raise InputError(f"unknown extension {extension!r}: name the modality with --as {'|'.join(KINDS)}")
     return kind
 
 
 def front_end(kind: str, args: argparse.Namespace, source: str = "") -> Tokenizer:
-    """The front-end of a kind with the command's settings.
+    """Front-end of a modality with the command's settings.
 
     Raises:
-        InputError: a setting is out of its range; for a table also what its first line lacks.
+        InputError: a setting is out of range, or a table has no valid header.
     """
     import worldtokens as wt
 
@@ -200,10 +202,10 @@ def front_end(kind: str, args: argparse.Namespace, source: str = "") -> Tokenize
 
 
 def read_text(path: str) -> str:
-    """What is written in a file.
+    """Content of a text file.
 
     Raises:
-        InputError: it cannot be opened, is empty, or is not UTF-8.
+        InputError: the file cannot be opened, is empty, or is not UTF-8.
     """
     from worldtokens.tokenizers.files import read_bytes
 
@@ -212,12 +214,12 @@ def read_text(path: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise InputError(
-            f"{path}: holds byte 0x{data[e.start]:02X} at {e.start}, which is not UTF-8; save it as UTF-8"
+            f"{path}: byte 0x{data[e.start]:02X} at {e.start} is not UTF-8; save the file as UTF-8"
         ) from e
 
 
 def text_ids(tokenizer: Any, text: str) -> Tensor:
-    """A text's ids, cut to the context without the warning: the table tells."""
+    """Token ids of a text, truncated to the context without a warning, since the table shows it."""
     import warnings
 
     with warnings.catch_warnings():
@@ -225,28 +227,29 @@ def text_ids(tokenizer: Any, text: str) -> Tensor:
         return tokenizer.read(text)
 
 
-def pieces_of(tokenizer: Any, ids: Sequence[int]) -> tuple[Piece, ...]:
-    """Ids -> their pieces."""
+def text_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[TextToken, ...]:
+    """Tokens of a sequence of ids."""
     texts = [tokenizer.decode([i], special=True) for i in ids]
     out = []
-    for at, (i, text) in enumerate(zip(ids, texts, strict=True)):
-        last = at + 1 == len(ids)
-        both = "" if last else tokenizer.decode([i, ids[at + 1]], special=True)
+    for k, (i, text) in enumerate(zip(ids, texts, strict=True)):
+        last = k + 1 == len(ids)
+        both = "" if last else tokenizer.decode([i, ids[k + 1]], special=True)
         ends = (
             last
-            or texts[at + 1][:1].isspace()
-            or (both != text + texts[at + 1] and both.startswith(text + " "))
+            or texts[k + 1][:1].isspace()
+            or (both != text + texts[k + 1] and both.startswith(text + " "))
         )
         raw = tokenizer.token_bytes(i)
-        part = "\ufffd" in text and raw.decode("utf-8", "ignore").encode() != raw
-        if part:
+        partial = "\ufffd" in text and raw.decode("utf-8", "ignore").encode() != raw
+        if partial:
             text = f"<{raw.hex(' ').upper()}>"
         special = not tokenizer.decode([i])
-        out.append(Piece(text, i, ends or special, special, part))
+        out.append(TextToken(text, i, ends or special, special, partial))
     return tuple(out)
 
 
 def _source(kind: str, raw: Tensor, source: str, t: Any) -> str:
+    """Size of a source, e.g. "230 x 100 px"."""
     if kind == "image":
         return f"{raw.shape[2]} x {raw.shape[1]} px"
     if kind == "audio":
@@ -260,7 +263,7 @@ def _source(kind: str, raw: Tensor, source: str, t: Any) -> str:
     if kind == "series":
         return f"{raw.shape[1]:,} steps of {len(raw)}"
     whole = len(t.encode_batch([source], context=4 * len(source) + 8)[0])
-    cut = f", cut from {whole:,} pieces" if whole > len(raw) else ""
+    cut = f", truncated from {whole:,} tokens" if whole > len(raw) else ""
     return f"{len(source):,} characters{cut}"
 
 
