@@ -17,7 +17,7 @@ from worldtokens.tokenizers import patches as P
     c=st.integers(1, 4),
     sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3),
 )
-def test_unpatchify_undoes_patchify(b, c, sizes):
+def test_unpatchify_inverts_patchify(b, c, sizes):
     grid, patch = [g for g, _ in sizes], [p for _, p in sizes]
     x = torch.randn(b, c, *[g * p for g, p in sizes])
     cut = P.patchify(x, patch)
@@ -44,7 +44,7 @@ def test_a_linear_layer_over_patches_is_a_convolution(patch):
     assert (found - expected).abs().max() < 1e-4
 
 
-def test_a_remainder_is_filled_from_the_edge_and_never_cut():
+def test_a_remainder_is_padded_with_the_edge():
     x = torch.arange(15, dtype=torch.uint8).view(1, 1, 3, 5)
     out = P.pad_to_patches(x, (2, 4))
     assert out.shape == (1, 1, 4, 8) and torch.equal(out[..., :3, :5], x)
@@ -92,10 +92,10 @@ def test_sincos_of_three_axes_and_of_a_width_that_does_not_divide():
         ((1, 7), (1, 5)),
     ],
 )
-def test_resampled_positions_equal_an_interpolation(old, new):
+def test_resampled_positions_equal_f_interpolate(old, new):
     torch.manual_seed(0)
     table = torch.randn(*old, 6)
-    # transposed, because torch's own is wrong when the result is one column wide
+    # transposed, because F.interpolate is wrong when the result is one column wide
     flipped = F.interpolate(table.permute(2, 1, 0)[None], size=new[::-1], mode="bicubic", antialias=True)
     upright = F.interpolate(table.permute(2, 0, 1)[None], size=new, mode="bicubic", antialias=True)
     expected = flipped[0].permute(2, 1, 0) if new[1] == 1 and new[0] > 1 else upright[0].permute(1, 2, 0)
@@ -104,12 +104,12 @@ def test_resampled_positions_equal_an_interpolation(old, new):
     if new[1] > 1:
         timm = resample_abs_pos_embed(table.flatten(0, 1)[None], list(new), list(old), num_prefix_tokens=0)
         assert (out.flatten(0, 1) - timm[0]).abs().max() < 1e-5
-    # the separable form, for batches in which every image has a grid of its own
+    # the separable form, for batches in which every image has its own grid
     wy, wx = P.axis_weights(new[0], old[0]), P.axis_weights(new[1], old[1])
     assert (torch.einsum("yi,xj,ijd->yxd", wy, wx, table) - expected).abs().max() < 1e-5
 
 
-def test_cached_weights_made_under_inference_mode_still_train():
+def test_weights_cached_in_inference_mode_have_gradients():
     P.axis_weights.cache_clear()
     with torch.inference_mode():
         P.axis_weights(5, 3)

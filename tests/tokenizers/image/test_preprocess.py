@@ -11,6 +11,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 import worldtokens as wt
+from worldtokens.training.recipe import Recipe
 
 
 def jpeg(im, **options):
@@ -92,3 +93,25 @@ def test_draft_decoding_follows_the_orientation_and_keeps_enough_pixels(photogra
     native = wt.ImageTokenizer(8, size=None, max_tokens=64)
     assert native.read(source).shape == (3, 400, 200)
     assert wt.ImageTokenizer(8, size=None, max_tokens=5000).read(source).shape == (3, 1600, 800)
+
+
+def test_settings_are_objects_or_dicts_and_are_saved_as_changed_values():
+    given = wt.ImagePreprocess(resize="pad", background=[1, 2, 3])
+    a, b = (
+        wt.ImageTokenizer(8, preprocess=given),
+        wt.ImageTokenizer(8, preprocess={"resize": "pad", "background": [1, 2, 3]}),
+    )
+    assert a.preprocess == b.preprocess == given
+    assert a.config()["args"]["preprocess"] == {"resize": "pad", "background": [1, 2, 3]}
+    embedding = wt.PatchEmbedConfig(position_grid=4, span=7)
+    assert (embedding.position_grid, embedding.span) == ((4, 4), (7, 7))
+    assert wt.build(wt.ImageTokenizer(8, embedding=embedding).config()).embedding == embedding
+
+
+def test_settings_are_overridden_in_a_recipe():
+    recipe = Recipe.read(
+        "clip_furniture", ["--model.tokenizers.image.tokenizer.preprocess.interpolation", "bilinear"]
+    )
+    front = recipe.values["model"]["args"]["tokenizers"]["image"]["args"]["tokenizer"]["args"]
+    assert front["preprocess"]["draft"] is False and front["preprocess"]["resize"] == "pad"
+    assert front["preprocess"]["interpolation"] == "bilinear"

@@ -91,7 +91,7 @@ def test_few_frames_decode_few(monkeypatch, encode_video):
     assert frames.untyped_storage().nbytes() == 2 * 64 * 96 * 3
 
 
-def turned(data, matrix):
+def with_matrix(data, matrix):
     """Write a display matrix into an MP4's track header."""
     at = data.index(b"tkhd") + 4 + 40
     return data[:at] + struct.pack(">9i", *matrix) + data[at + 36 :]
@@ -112,10 +112,10 @@ ONE, W = 1 << 16, 1 << 30
 def test_rotated_videos_are_read_upright(matrix, turns, encode_video):
     data = encode_video(n=3)
     plain, _ = read_video(data, FrameSampling(1))
-    frames, _ = read_video(turned(data, matrix), FrameSampling(1))
+    frames, _ = read_video(with_matrix(data, matrix), FrameSampling(1))
     assert frames.shape[2:] == ((96, 64) if turns % 2 else (64, 96))
     assert torch.equal(frames, torch.rot90(plain, turns, (2, 3)))
-    small, _ = read_video(turned(data, matrix), FrameSampling(1), (32, 32))
+    small, _ = read_video(with_matrix(data, matrix), FrameSampling(1), (32, 32))
     assert small.shape == (1, 3, 32, 32)
 
 
