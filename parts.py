@@ -15,7 +15,7 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,10 @@ class Part(nn.Module):
     Arguments must be plain values (numbers, strings, lists, dicts), settings dataclasses (saved as a dict of the values
     that differ from the defaults), other Parts, or values that a subclass writes to files in `config_args`.
     """
+
+    if TYPE_CHECKING:
+        # torch types every submodule and buffer as `Tensor | Module`, which no caller can use without a cast
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)

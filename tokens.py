@@ -43,11 +43,12 @@ class Tokens:
     """
 
     x: Tensor
-    valid: Tensor | None = None
-    pos: Tensor | None = None
-    segment: Tensor | None = None
-    block: Tensor | None = None
-    modality: Tensor | None = None
+    # never None once built: __post_init__ fills them in
+    valid: Tensor = None  # type: ignore[assignment]
+    pos: Tensor = None  # type: ignore[assignment]
+    segment: Tensor = None  # type: ignore[assignment]
+    block: Tensor = None  # type: ignore[assignment]
+    modality: Tensor = None  # type: ignore[assignment]
     ids: Tensor | None = None
     layout: Layout | None = None
 
