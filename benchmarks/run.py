@@ -29,8 +29,7 @@ WIDTH = 118
 _INTRODUCTION = (
     "Speed of worldtokens and of the library it replaces (the peer), on the same inputs in the same process. Timings are "
     "interleaved: in every round each contender runs once, so that load of the machine affects all alike. Ratio: speed of "
-    "ours divided by speed of the peer, median over rounds (range); above 1 ours is faster. Written by "
-    "`python benchmarks/run.py --write docs/benchmarks.md`."
+    "ours divided by speed of the peer, median over rounds (range); above 1 ours is faster."
 )
 
 
@@ -62,7 +61,16 @@ def machine() -> str:
 
 def page(found: dict[str, list[dict[str, str]]], facts: str) -> str:
     """All results as a Markdown page: a section per benchmark with its command, table and notes."""
-    lines = ["# Benchmarks", "", *wrapped(_INTRODUCTION), "", f"Measured: {facts}.", ""]
+    lines = [
+        "# Benchmarks",
+        "",
+        *wrapped(_INTRODUCTION),
+        "",
+        f"Measured: {facts}.",
+        "",
+        "Written by `python benchmarks/run.py --write docs/benchmarks.md`.",
+        "",
+    ]
     for name, results in found.items():
         lines += [f"## {name}", "", *wrapped(summary(name)), "", f"`python benchmarks/{name}.py`", ""]
         lines += [*table(results), ""]

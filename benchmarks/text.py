@@ -75,9 +75,9 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     warnings.simplefilter("ignore")  # both truncate captions longer than 77 ids
     print(f"{COUNT} captions, {rounds} interleaved rounds, {os.cpu_count()} cores, torch {torch.__version__}")
-    head = f"{'captions':9} {'state':5} {'open_clip':>10} {'ours, lists':>12} {'ours, batch':>12}"
+    head = f"{'captions':13} {'state':5} {'open_clip':>10} {'ours, lists':>12} {'ours, batch':>12}"
     print(f"{head}   strings/s;   ratio lists (low-high)   ratio batch (low-high)")
-    for name, languages in (("English", ("en",)), ("six", ("en", "fr", "de", "es", "ru", "ja"))):
+    for name, languages in (("English", ("en",)), ("six languages", ("en", "fr", "de", "es", "ru", "ja"))):
         texts = captions(languages)
         for state in ("warm", "cold"):
             times = measure(texts, rounds if state == "warm" else max(3, rounds // 3), state == "cold")
@@ -87,7 +87,7 @@ def main() -> None:
                 each = [p / o for p, o in zip(times["peer"], times[kind], strict=True)]
                 ratios.append(f"{statistics.median(each):8.1f} ({min(each):.1f}-{max(each):.1f})")
             print(
-                f"{name:9} {state:5} {rate['peer']:10,.0f} {rate['lists']:12,.0f} {rate['batch']:12,.0f}"
+                f"{name:13} {state:5} {rate['peer']:10,.0f} {rate['lists']:12,.0f} {rate['batch']:12,.0f}"
                 f"              {ratios[0]:>24} {ratios[1]:>24}"
             )
             record(

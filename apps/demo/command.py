@@ -118,11 +118,11 @@ def demo(
         raise InputError(f"{out / 'model'} has no trained model: run `worldtokens demo` without --reuse")
     model = load(saved, pick_device(None))
     rows = samples.open("emoji", split="test")
-    say(f"\nEvaluation on {len(rows)} held-out images")
+    log(f"\nEvaluation on {len(rows)} held-out images")
     figures["held_out"] = model.evaluate(rows)
     print_retrieval(figures["held_out"], rows)
 
-    say("\nSearch in the held-out images (without skin-tone variants)")
+    log("\nSearch in the held-out images (without skin-tone variants)")
     folder, row_of = write_images(samples.open("emoji", split="test", skin_tones=False), out / "images")
     figures["queries"] = search_all(model, saved, folder, row_of, out)
     figures["seconds"] = round(time.monotonic() - start, 1)
@@ -132,7 +132,7 @@ def demo(
     return figures
 
 
-def say(line: str = "") -> None:
+def log(line: str = "") -> None:
     """Print a line and flush, since a pipe is block-buffered."""
     print(line, flush=True)
 
@@ -151,12 +151,12 @@ def _train(out: Path, steps: int | None, minutes: float | None) -> dict[str, Any
         RECIPE,
         ["--train.out", json.dumps(str(out)), "--train.overwrite", "true", "--train.steps", str(steps)],
     )
-    say(f"Training on image-caption pairs: {steps} steps, batch size {recipe.train.batch_size}")
+    log(f"Training on image-caption pairs: {steps} steps, batch size {recipe.train.batch_size}")
     try:
         _, report = recipe.run()
     except (KeyboardInterrupt, SystemExit):
         command = shlex.join(["worldtokens", "demo", "--reuse", "--out", str(out.parent)])
-        say(f"To search with the last checkpoint: {command}")
+        log(f"To search with the last checkpoint: {command}")
         raise
     return {
         "recipe": RECIPE,
@@ -172,7 +172,7 @@ def _steps_in(minutes: float, batch_size: int, probe: int = 12) -> int:
     """Number of steps that this machine trains in `minutes`, estimated from `probe` steps."""
     from worldtokens.training.recipe import Recipe
 
-    say(f"Measuring the training speed with {probe} steps")
+    log(f"Measuring the training speed with {probe} steps")
     with tempfile.TemporaryDirectory() as folder:
         short = ["--train.out", json.dumps(folder + "/probe"), "--train.steps", str(probe)]
         _, report = Recipe.read(RECIPE, [*short, "--train.tensorboard", "false"]).run()
@@ -218,7 +218,7 @@ def print_retrieval(figures: dict[str, float], rows: Sequence[dict]) -> None:
         lines.append(("  chance", *_percent(figures, key, "chance"), f"{by_chance:,} of {count:,}"))
     print_table(lines)
     ratio = figures["text_to_image/R@10"] / figures["text_to_image/chance@10"]
-    say(f"text-to-image R@10 is {ratio:.1f} times the chance level")
+    log(f"text-to-image R@10 is {ratio:.1f} times the chance level")
 
 
 def _percent(figures: dict[str, float], key: str, name: str) -> list[str]:
@@ -230,7 +230,7 @@ def print_table(lines: Sequence[Sequence[str]]) -> None:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for first, *rest in lines:
         right = "  ".join(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        say(f"  {first.ljust(widths[0])}  {right}".rstrip())
+        log(f"  {first.ljust(widths[0])}  {right}".rstrip())
 
 
 def peak_memory_gb() -> float | None:
@@ -272,7 +272,7 @@ def search_all(model: Any, saved: Path, folder: Path, row_of: dict[str, dict], o
 
     index = Index(Index.default(folder))
     report = index.update(folder, model, model_folder=saved, rebuild=True)
-    say(
+    log(
         f"{report.total} images indexed in {report.seconds:.1f} s ({report.total / report.seconds:,.0f} images/s)"
     )
     sheet, results, lines = [], [], [("query", "first result", "rank of the correct image")]
@@ -294,7 +294,7 @@ def search_all(model: Any, saved: Path, folder: Path, row_of: dict[str, dict], o
 def print_next_steps(out: Path, saved: Path, folder: Path, figures: dict[str, Any]) -> None:
     """Print the paths of the sheet, and commands that work without changes."""
     memory = f", peak memory {figures['peak_memory_gb']} GB" if figures["peak_memory_gb"] else ""
-    say(
+    log(
         f"\nDone in {figures['seconds']:,.0f} s{memory}. Results: {out / 'sheet.png'} and {out / 'sheet.html'}"
     )
     image = next(iter(sorted(folder.glob("penguin.png")) or sorted(folder.glob("*.png"))))
@@ -304,6 +304,6 @@ def print_next_steps(out: Path, saved: Path, folder: Path, figures: dict[str, An
         ["worldtokens", "index", "YOUR_FOLDER", "--model", str(saved)],
         ["worldtokens", "train", RECIPE, "--train.steps", "3000", "--train.out", "runs/longer"],
     ]
-    say("\nNext steps:")
+    log("\nNext steps:")
     for command in commands:
-        say("  " + shlex.join(command))
+        log("  " + shlex.join(command))

@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("-k", type=int, default=12, help="results per query (default 12)")
     p.add_argument(
-        "--modality", metavar="KIND", help="search only files of this modality: image, audio, video ..."
+        "--modality", metavar="MODALITY", help="search only files of this modality: image, audio, video ..."
     )
     p.add_argument(
         "--out",

@@ -36,7 +36,9 @@ def evaluate(out: Path, scale: float = 1.0) -> list[Result]:
     read = CachedReader(model, ("image", "audio"))
     train = read(rows)
     held_out = {
-        side: read([_with_class(r) for r in samples.open("stamps", split=side, languages=SPOKEN_LANGUAGES)[::every]])
+        side: read(
+            [_with_class(r) for r in samples.open("stamps", split=side, languages=SPOKEN_LANGUAGES)[::every]]
+        )
         for side in ("validation", "test")
     }
     report = train_measured(model, train, held_out["validation"], recipe, augment)
