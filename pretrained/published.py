@@ -5,6 +5,7 @@ language_model: {class: worldtokens.pretrained.published.language_model, args: {
 
 from __future__ import annotations
 
+from worldtokens.data.weights import weights
 from worldtokens.errors import InputError
 from worldtokens.pretrained.hf.load import from_hf
 from worldtokens.tasks.language.model import LanguageModel
@@ -19,9 +20,7 @@ def language_model(name: str) -> LanguageModel:
     Raises:
         InputError: it is not found, or is not a language model.
     """
-    import worldtokens as wt
-
-    model = from_hf(wt.weights(name) if name.isidentifier() else name)
+    model = from_hf(weights(name) if name.isidentifier() else name)
     if not isinstance(model, LanguageModel):
         raise InputError(f"{name} is a {type(model).__name__}, expected a language model")
     return model

@@ -1,6 +1,7 @@
 """Everything imported is declared, everything declared is imported."""
 
 import ast
+import functools
 import importlib.metadata
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import worldtokens as wt
 
 ROOT = Path(wt.__file__).parent
+INSTALLED = importlib.metadata.packages_distributions()  # seconds a call
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OUTSIDE = ("tests", "benchmarks", "examples", "scripts", "docs")
 # used without an import statement of our own
@@ -22,6 +24,7 @@ INDIRECT = {
     "mypy": "make lint calls it",
     "pre-commit": "a contributor calls it",
     "ruff": "make lint calls it",
+    "types-pyyaml": "mypy reads it",
     "wheel": "the build back-end",
     "onnxscript": "torch.onnx.export imports it",
 }
@@ -39,6 +42,7 @@ def declared(*extras: str) -> set[str]:
     return {plain(line) for line in lines} - {"worldtokens"}
 
 
+@functools.cache
 def imported(inside: bool) -> dict[str, set[str]]:
     """Top-level name -> the files that import it: of the package, or of what stands around it."""
     files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -54,7 +58,7 @@ def imported(inside: bool) -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             for name in {n.partition(".")[0] for n in names} - sys.stdlib_module_names:
-                installed = name in importlib.metadata.packages_distributions()
+                installed = name in INSTALLED
                 if installed or name not in local:
                     found.setdefault(name, set()).add(file)
     found.pop("worldtokens", None)
@@ -62,7 +66,7 @@ def imported(inside: bool) -> dict[str, set[str]]:
 
 
 def distributions(name: str) -> set[str]:
-    return {plain(d) for d in importlib.metadata.packages_distributions().get(name, [name])}
+    return {plain(d) for d in INSTALLED.get(name, [name])}
 
 
 ALL = tuple(PROJECT["optional-dependencies"])

@@ -23,13 +23,13 @@ OUTSIDE = {"tests", "benchmarks", "examples", "scripts", "docs"}
 # what a module may import: everything below its own level. Modules at the root count by name, rooms by folder.
 LEVELS = (
     ("errors",),
-    ("layout", "adapters", "hub"),
+    ("layout", "adapters", "hub", "data"),
     ("packing",),
     ("tokens", "parts"),
     ("backbone",),
     ("tokenizers",),
     ("tasks",),
-    ("pretrained", "training", "testing", "data"),
+    ("pretrained", "training", "testing"),
     ("figures",),
     ("evals", "apps"),
     ("cli",),
@@ -148,6 +148,11 @@ def test_imports_run_downward():
 def test_data_imports_no_model():
     outside = {other for m, found in GRAPH.items() if m.startswith("data.") for other in found}
     assert {other.split(".")[0] for other in outside} <= {"data", "errors"}
+
+
+def test_front_ends_trunks_and_heads_import_no_data_set():
+    users = {m.split(".")[0] for m, found in GRAPH.items() if any(o.startswith("data.") for o in found)}
+    assert users <= {"data", "pretrained", "training", "figures", "evals", "apps"}
 
 
 def test_no_module_imports_itself_by_a_detour():

@@ -153,10 +153,10 @@ def _records(root: str) -> tuple[dict, ...]:
         column = "image" if path.suffix == ".png" else "svg"
         record = {"id": stem, column: str(path), "class": path.parent.relative_to(base).as_posix()}
         record["captions"] = read_captions(captions)
-        sound = speech.pop("sound", None)
+        effect = speech.pop("sound", None)
         record["speech"] = speech
-        if sound:
-            record["sound"] = sound
+        if effect:
+            record["sound"] = effect
         records.append(record)
     if not records:
         raise InputError(
