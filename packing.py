@@ -6,6 +6,7 @@ Functions work on the tensors of `Tokens.fields` and on layouts. Shapes: B rows,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from worldtokens.errors import InputError
 from worldtokens.layout import Layout
 
-Fields = dict[str, Tensor | None]
+Fields = dict[str, Any]  # tensors by name; `ids` may be None
 
 
 def cat(parts: Sequence[Fields], sequential: bool = False) -> Fields:

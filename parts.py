@@ -56,7 +56,7 @@ class Part(nn.Module):
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls.__init__ = _recording(cls.__init__)
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
 
     def config_args(self, folder: Path | None = None) -> dict[str, Any]:
         """The constructor's arguments; a subclass writes other values to files in `folder`.
@@ -110,11 +110,11 @@ class Part(nn.Module):
         config = self.config(folder)
         if getattr(self, "peft_config", None):
             config["adapters"] = adapters.settings(self)
-        config = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         weights, alias = _own_weights(self)
-        meta = {"format": "pt", "config": _digest(config), "alias": json.dumps(alias)}
+        meta = {"format": "pt", "config": _digest(text), "alias": json.dumps(alias)}
         write_whole(folder / WEIGHTS, save(weights, metadata=meta))
-        write_whole(folder / CONFIG, config.encode())
+        write_whole(folder / CONFIG, text.encode())
         return folder
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
@@ -195,7 +195,7 @@ def settings(cls: type[Settings], value: Settings | dict[str, Any] | None, name:
         return value
     if value is not None and not isinstance(value, dict):
         raise InputError(f"{name} is a {type(value).__name__}, expected {cls.__name__}, a dict or None")
-    known = [f.name for f in dataclasses.fields(cls) if f.init]
+    known = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     unknown = [key for key in value or {} if key not in known]
     if unknown:
         raise InputError(f"{name} has unknown keys {unknown}, expected some of {known}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,11 +123,10 @@ class Tokens:
                 layout = None
             else:
                 layout = Layout(tuple(layout.lengths[i] for i in rows), layout.order)
-        return Tokens(
-            **{k: v[rows] if v is not None else None for k, v in self.fields().items()}, layout=layout
-        )
+        fields: dict[str, Any] = {k: None if v is None else v[rows] for k, v in self.fields().items()}
+        return Tokens(**fields, layout=layout)
 
-    def fields(self) -> dict[str, Tensor | None]:
+    def fields(self) -> dict[str, Any]:
         """The seven tensors by name; `ids` may be None."""
         names = ("x", "valid", "pos", "segment", "block", "modality", "ids")
         return {k: getattr(self, k) for k in names}
@@ -140,7 +140,7 @@ class Tokens:
     def to(self, *args, **kwargs) -> Tokens:
         """Move to a device and/or float dtype; `pos` stays float32 and integer fields keep their dtypes."""
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
-        out = {}
+        out: dict[str, Any] = {}
         for name, v in self.fields().items():
             if v is None:
                 out[name] = None
@@ -151,7 +151,7 @@ class Tokens:
         return Tokens(**out, layout=self.layout)
 
     def pin_memory(self) -> Tokens:
-        out = {k: v.pin_memory() if v is not None else None for k, v in self.fields().items()}
+        out: dict[str, Any] = {k: None if v is None else v.pin_memory() for k, v in self.fields().items()}
         return Tokens(**out, layout=self.layout)
 
     def __repr__(self) -> str:
@@ -247,7 +247,9 @@ class Tokens:
         order = self.layout.order if self.layout is not None else "any"
         parts = []
         for row, index in packing.samples(self.layout, self.valid, self.segment):
-            fields = {k: v[row][index][None] if v is not None else None for k, v in self.fields().items()}
+            fields: dict[str, Any] = {
+                k: None if v is None else v[row][index][None] for k, v in self.fields().items()
+            }
             fields["segment"] = torch.zeros_like(fields["segment"])
             n = fields["x"].shape[1]
             parts.append(Tokens(**fields, layout=Layout.simple([n], order)))
@@ -388,6 +390,7 @@ def pack(items: Sequence[Tokens], max_len: int) -> Tokens:
         )
     out = Tokens.stack(packed)
     origin = tuple(i for row in rows for i in row)
+    assert out.layout is not None
     return out.replace(layout=dataclasses.replace(out.layout, origin=origin))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from einops import reduce
@@ -30,9 +31,9 @@ class AdditiveState(BaseCache):
 
     def __init__(self, batch: int, max_len: int | None = None) -> None:
         super().__init__(batch, max_len)
-        self.hidden: Tensor | None = None  # (B, D)
-        self.next: tuple[Tensor, ...] = ()  # (B,) each: next block, next t, segment
-        self.context: tuple[Tensor, ...] = ()  # tokens (B, K, Dc), keys (B, K, A), valid (B, K)
+        self.hidden: Any = None  # (B, D)
+        self.next: Any = ()  # (B,) each: next block, next t, segment
+        self.context: Any = ()  # tokens (B, K, Dc), keys (B, K, A), valid (B, K)
 
     def next_numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.next
@@ -41,7 +42,8 @@ class AdditiveState(BaseCache):
         numbers = next_numbers(tokens.valid, tokens.block, tokens.pos[..., 0], tokens.segment)
         if self.length:
             some = tokens.valid.any(1)
-            numbers = tuple(torch.where(some, a, b) for a, b in zip(numbers, self.next, strict=True))
+            a, b, c = (torch.where(some, a, b) for a, b in zip(numbers, self.next, strict=True))
+            numbers = (a, b, c)
         self.hidden, self.next = hidden, numbers
         self.length += tokens.shape[1]
 
@@ -141,6 +143,7 @@ class AdditiveDecoder(Part):
             keys, state = cache.context, cache.hidden
         else:
             check_context(self, tokens, context)
+            assert context is not None
             keys = self._keys(context)
             state = self.initial(torch.cat([context.pool("first"), context.pool("last")], -1)).tanh()
             if cache is not None:

@@ -5,6 +5,8 @@ Shapes: B samples, N tokens, D width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -80,7 +82,7 @@ def drop_prefix(tokens: Tokens, count: int) -> Tokens:
         tokens = tokens.unpack()
     if not count:
         return tokens
-    fields = {k: v if v is None else v[:, count:] for k, v in tokens.fields().items()}
+    fields: dict[str, Any] = {k: v if v is None else v[:, count:] for k, v in tokens.fields().items()}
     layout = tokens.layout
     if layout is not None and layout.rows >= 0:  # a dynamic layout stays as it is
         left = [max(0, sum(row) - count) for row in layout.lengths]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -42,7 +42,7 @@ class RecurrentState(BaseCache):
     def __init__(self, batch: int, max_len: int | None = None) -> None:
         super().__init__(batch, max_len)
         self.hidden: tuple[Tensor, ...] = ()  # (layers, B, D) each: h, and c of an LSTM
-        self.next: tuple[Tensor, ...] = ()  # (B,) each: next block, next t, segment
+        self.next: Any = ()  # (B,) each: next block, next t, segment
         self.started: Tensor | None = None  # (B,) bool: rows with past tokens
         self.context: ContextState | None = None
 
@@ -53,7 +53,8 @@ class RecurrentState(BaseCache):
         started = tokens.valid.any(1)
         numbers = next_numbers(tokens.valid, tokens.block, tokens.pos[..., 0], tokens.segment)
         if self.length:
-            numbers = tuple(torch.where(started, a, b) for a, b in zip(numbers, self.next, strict=True))
+            a, b, c = (torch.where(started, a, b) for a, b in zip(numbers, self.next, strict=True))
+            numbers = (a, b, c)
             started = started | self.started
         self.next, self.started = numbers, started
         self.length += tokens.shape[1]
@@ -265,7 +266,7 @@ class Recurrent(Part):
         packed = index.flatten()[flat]  # (T,): the first tokens of all samples, then the second ones, ...
         out, end = self.rnn(PackedSequence(x[packed], sizes), start)
         out = out.data.new_zeros(b * n, d).index_copy(0, packed, out.data).view(b, n, d)
-        last = {}
+        last: dict[int, tuple[int, int]] = {}
         for s, (row, i) in enumerate(found):
             if row not in last or int(i[-1]) > last[row][0]:
                 last[row] = (int(i[-1]), s)
@@ -285,7 +286,8 @@ class Recurrent(Part):
         """
         index = torch.where(valid, index, index[0])  # padding repeats a valid token
         lengths = valid.sum(0).tolist()
-        result, i = None, 0
+        result: Any = None
+        i = 0
         while i < len(lengths):
             j = next((k for k in range(i, len(lengths)) if 2 * lengths[k] < lengths[i]), len(lengths))
             rows, keep = (t[: lengths[i], i:j].T for t in (index, valid))
@@ -308,8 +310,9 @@ class Recurrent(Part):
         row = torch.tensor(rows, device=segment.device)
         start = None if initial is None else tuple(h[:, row] for h in initial)
         if cache is not None and cache.length:
+            assert cache.started is not None
             continues = (cache.started[row] & (cache.next[2][row] == segment))[:, None]
-            other = start or (0.0,) * len(cache.hidden)
+            other: Any = start or (0.0,) * len(cache.hidden)
             start = tuple(
                 torch.where(continues, h[:, row], o) for h, o in zip(cache.hidden, other, strict=True)
             )

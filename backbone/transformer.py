@@ -140,17 +140,16 @@ class Transformer(Part):
         rope = None
         if cfg.rope:
             pos = plan.unpad(_zero_padding(tokens, tokens.pos))
-            rope = rope_angles(pos, cfg.head_dim, cfg.rope, cfg.rope_theta, cfg.rope_scaling)
+            rope = rope_angles(pos, cfg.head_dim or 0, cfg.rope, cfg.rope_theta, cfg.rope_scaling)
         keys = None if context is None else plan.cross.unpad(_zero_padding(context, context.x))
-        if condition is not None:
-            condition = prepare_condition(condition, tokens, plan)
+        per_block: Any = None if condition is None else prepare_condition(condition, tokens, plan)
         recompute = cfg.gradient_checkpointing and self.training and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
             if recompute:
-                x = checkpoint(block, x, plan, rope, keys, None, condition, use_reentrant=False)
+                x = checkpoint(block, x, plan, rope, keys, None, per_block, use_reentrant=False)
             else:
-                x = block(x, plan, rope, keys, None if cache is None else cache.layers[i], condition)
-        x = self.norm(x) if self.adaln is None else modulate(self.norm(x), self.adaln(condition)[0])
+                x = block(x, plan, rope, keys, None if cache is None else cache.layers[i], per_block)
+        x = self.norm(x) if self.adaln is None else modulate(self.norm(x), self.adaln(per_block)[0])
         x = plan.pad(x)
         return tokens.replace(x=x if plan.indices is not None else _zero_padding(tokens, x))
 
@@ -204,10 +203,11 @@ def init_weights(trunk: Transformer) -> None:
     d, depth = cfg.dim, max(1, cfg.depth)
     into, out = d**-0.5, d**-0.5 * ((3 if cfg.cross else 2) * depth) ** -0.5
     for block in trunk.blocks:
-        layers = [(block.attn.qkv, into), (block.attn.proj, out)]
+        layers: list[tuple[Any, float]] = [(block.attn.qkv, into), (block.attn.proj, out)]
         if block.cross is not None:
             layers += [(block.cross.q, into), (block.cross.proj, out)]
-            layers += [(block.cross.kv, block.cross.kv.in_features**-0.5)]
+            kv: Any = block.cross.kv
+            layers += [(kv, kv.in_features**-0.5)]
         for layer, std in (*layers, (block.mlp.fc1, (2 * d) ** -0.5), (block.mlp.fc2, out)):
             nn.init.normal_(layer.weight, std=std)
             if layer.bias is not None:

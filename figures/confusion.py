@@ -46,7 +46,8 @@ def confusion_figure(
     figure = Figure(figsize=(side + 0.8, side), layout="constrained", dpi=110)
     canvas, axes = FigureCanvasAgg(figure), figure.subplots()
     shade = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(n), names, rotation=90 if max(map(len, names)) > 2 else 0)
+    labels = [str(name) for name in names]
+    axes.set_xticks(range(n), labels, rotation=90 if max(map(len, labels)) > 2 else 0)
     axes.set_yticks(range(n), [f"{name}  ({int(t)})" for name, t in zip(names, totals, strict=True)])
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class (count)")
@@ -56,7 +57,9 @@ def confusion_figure(
             for j in range(n):
                 if counts[i, j]:
                     ink = "white" if share[i, j] > 0.55 else "black"
-                    axes.text(j, i, int(counts[i, j]), ha="center", va="center", color=ink, fontsize=size)
+                    axes.text(
+                        j, i, str(int(counts[i, j])), ha="center", va="center", color=ink, fontsize=size
+                    )
     correct, total = int(counts.diagonal().sum()), int(counts.sum())
     accuracy = f"accuracy {correct / max(1, total):.1%} ({correct} of {total})"
     axes.set_title(f"{title}: {accuracy}" if title else accuracy, fontsize=11)

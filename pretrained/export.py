@@ -19,7 +19,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +123,7 @@ class _Graph:
         if isinstance(front, ImageTokenizer):
             self.inputs, self.dynamic = _image_inputs(front, rows)
         else:
-            self.inputs, self.dynamic = _text_inputs(front, rows)
+            self.inputs, self.dynamic = _text_inputs(cast(TextTokenizer, front), rows)
         dtype = next(self.model.parameters()).dtype
         self.inputs = {
             k: v.to(device, dtype if v.is_floating_point() else None) for k, v in self.inputs.items()
@@ -231,7 +231,7 @@ def _image_inputs(front: ImageTokenizer, rows: Any) -> tuple[dict[str, Tensor], 
 
 def _text_inputs(front: TextTokenizer, rows: Any) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
     if front.pad_to_context:
-        ids = torch.full((2, front.context), front.pad_id)
+        ids = torch.full((2, cast(int, front.context)), front.pad_id)
         return {"ids": ids}, {"ids": {0: rows}}
     max_length = front.context or 2**20
     ids = torch.full((2, min(max_length, 7)), front.pad_id)

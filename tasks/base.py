@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,11 @@ class evaluating:
         self.module.train(self.was_training)
 
 
+def zero_loss(module: nn.Module) -> Tensor:
+    """0 with a graph to every trainable parameter, so that no rank waits for a gradient that another has."""
+    return cast(Tensor, sum(p.sum() for p in module.parameters() if p.requires_grad)) * 0.0
+
+
 class Task(Part):
     """Base class: tokenizers, a trunk and a loss.
 
@@ -39,6 +44,7 @@ class Task(Part):
     `evaluate`, and names in `metric` the value that selects the best checkpoint.
     """
 
+    tokenizers: Any  # an nn.ModuleDict, whose entries torch types as Module
     metric: tuple[str, str] = ("loss", "min")  # (key in the result of `evaluate`, "min" or "max")
 
     @property

@@ -95,8 +95,9 @@ class Tokenizer(Part):
         if layout.full(n):
             valid = torch.ones(b, n, dtype=torch.bool, device=x.device)
         else:
-            lengths = lengths if isinstance(lengths, Tensor) else torch.as_tensor(list(lengths))
-            valid = torch.arange(n, device=x.device) < lengths.to(x.device)[:, None]
+            assert lengths is not None  # without lengths every row is full
+            counts = lengths if isinstance(lengths, Tensor) else torch.as_tensor(list(lengths))
+            valid = torch.arange(n, device=x.device) < counts.to(x.device)[:, None]
         modality = torch.full((b, n), modality_id(self.modality), dtype=torch.int16, device=x.device)
         tokens = Tokens(x=x, valid=valid, modality=modality, layout=layout, **fields)
         return tokens.causal() if order == "causal" else tokens

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 import torch
 from einops import rearrange
@@ -32,6 +33,12 @@ PATTERNS = {
 }
 
 
+@overload
+def sides(value: int | Sequence[int], n: Literal[1], name: str) -> tuple[int]: ...
+@overload
+def sides(value: int | Sequence[int], n: Literal[2], name: str) -> tuple[int, int]: ...
+@overload
+def sides(value: int | Sequence[int], n: Literal[3], name: str) -> tuple[int, int, int]: ...
 def sides(value: int | Sequence[int], n: int, name: str) -> tuple[int, ...]:
     """One int for all of `n` sides, or one for each -> a tuple of `n` positive ints.
 
@@ -46,8 +53,8 @@ def sides(value: int | Sequence[int], n: int, name: str) -> tuple[int, ...]:
     return tuple(given)
 
 
-def grid_size(size: Sequence[int], patch: Sequence[int]) -> tuple[int, ...]:
-    """Number of patches along each side, a remainder counting as a whole patch: (230,), (16,) -> (15,)."""
+def grid_size(size: Sequence[int], patch: Sequence[int]) -> Any:
+    """Number of patches along each side, as a tuple, a remainder counting as a whole patch: (230,), (16,) -> (15,)."""
     return tuple(-(-s // p) for s, p in zip(size, patch, strict=True))
 
 

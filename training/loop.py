@@ -353,8 +353,8 @@ class _Run:
             return stop.signal is not None
         if not log:
             return False
-        received = torch.tensor(float(stop.signal or 0), device=self.device)
-        received = int(self.accelerator.gather(received[None]).max())
+        own = torch.tensor([float(stop.signal or 0)], device=self.device)
+        received = int(self.accelerator.gather(own).max())
         stop.signal = received or None
         return received > 0
 

@@ -203,9 +203,9 @@ def optimizer_step(
         scaler.update()
     elif optimizer.defaults["fused"]:
         # the fused kernel's interface for GradScaler: it skips the step without waiting for the host
-        optimizer.grad_scale, optimizer.found_inf = None, 1.0 - taken
+        optimizer.grad_scale, optimizer.found_inf = None, 1.0 - taken  # type: ignore[attr-defined]
         optimizer.step()
-        del optimizer.grad_scale, optimizer.found_inf
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
     elif bool(taken):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)

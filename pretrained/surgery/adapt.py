@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,10 +75,11 @@ def adapt_tokenizer(image_tokenizer: ImageTokenizer, tokenizer: Front, channels:
 
 
 def _adapt_audio(images: ImageTokenizer, audio: AudioTokenizer, kernel: Tensor) -> None:
-    frames, bands = audio.stem.patch
+    stem: Any = audio.stem
+    frames, bands = stem.patch
     kernel = resize_kernel(kernel, (bands, frames))
-    audio.stem.conv.weight.copy_(kernel.mT)  # (D, 1, time, frequency)
-    _copy_bias(images, audio.stem.conv.bias)
+    stem.conv.weight.copy_(kernel.mT)  # (D, 1, time, frequency)
+    _copy_bias(images, stem.conv.bias)
     if audio.pos_embed is not None and images.pos_embed is not None:
         columns, rows = audio.pos_embed.shape[:2]
         audio.pos_embed.copy_(resample_positions(images.pos_embed, (rows, columns)).transpose(0, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +45,11 @@ def resize_images(
         InputError: the model has no image front-end, or a size is out of range.
     """
     front = find_front(model, ImageTokenizer, column)
-    patch = front.patch if patch == "same" else sides(patch, 2, "patch")
-    size = front.size if isinstance(size, str) and size == "same" else size
+    patch = front.patch if isinstance(patch, str) else sides(patch, 2, "patch")
+    size = front.size if isinstance(size, str) else size
     size = None if size is None else sides(size, 2, "size")
-    changes, grid = {"size": size, "patch": patch}, None
+    changes: dict[str, Any] = {"size": size, "patch": patch}
+    grid: tuple[int, int] | None = None
     if max_tokens is not None:
         changes["max_tokens"] = max_tokens
     if size is None:
@@ -59,9 +61,11 @@ def resize_images(
     weight = front.proj.weight.detach().unflatten(1, (3, *front.patch))
     tensors = {"proj.weight": resize_kernel(weight, patch).flatten(1)}
     if front.pos_embed is not None:
-        grid = grid or grid_size(size, patch)
+        if grid is None:
+            assert size is not None
+            grid = grid_size(size, patch)
         tensors["pos_embed"] = resample_positions(
-            front.pos_embed.detach(), grid, front.embedding.interpolation
+            front.pos_embed.detach(), cast(tuple, grid), front.embedding.interpolation
         )
     rebuild(front, changes, tensors)
     return model

@@ -46,11 +46,12 @@ def from_timm(
     import timm
 
     data = timm.data.resolve_data_config(model=model)
-    settings = {k: tuple(data[k]) for k in ("mean", "std")}
+    settings: dict[str, Any] = {k: tuple(data[k]) for k in ("mean", "std")}
     preprocess = {"interpolation": data["interpolation"], "draft": False}
     if type(model).__name__ == "NaFlexVit":
         # the number of patches of the square training size
-        patch, sides = model.embeds.patch_size, data["input_size"][1:]
+        embeds: Any = model.embeds
+        patch, sides = embeds.patch_size, data["input_size"][1:]
         settings["max_tokens"] = math.prod(s // p for s, p in zip(sides, patch, strict=True))
     elif data["crop_mode"] in RESIZE:
         preprocess |= {"crop_pct": data["crop_pct"], "resize": RESIZE[data["crop_mode"]]}
@@ -59,7 +60,7 @@ def from_timm(
     tower = convert_vit(model, name, settings, preprocess)
     cfg = getattr(model, "pretrained_cfg", None) or {}
     labels = cfg.get("label_names") if hasattr(cfg, "get") else None
-    classes = list(labels) if labels and len(labels) == model.num_classes else model.num_classes
+    classes: Any = list(labels) if labels and len(labels) == model.num_classes else model.num_classes
     ours = Classifier(tower.front, tower.trunk, classes, tower.pool, tower.pool_norm)
     prefixes = {"front.": "tokenizers.image."}
     mapping.load_weights(ours, mapping.replace_prefixes(tower.weights, prefixes), name)

@@ -14,7 +14,7 @@ from worldtokens.backbone.config import make_norm
 from worldtokens.backbone.pooling import POOLS, AttentionPool, default_pool, pool_tokens
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task, evaluating
+from worldtokens.tasks.base import Task, evaluating, zero_loss
 from worldtokens.tasks.classification.mixing import Mix, normalized_images, soft_cross_entropy, soft_labels
 from worldtokens.tasks.language.loss import IGNORE
 from worldtokens.tokenizers.base import Batch, Tokenizer
@@ -83,10 +83,10 @@ class Classifier(Task):
         self.width = trunk.dim * (getattr(front, "prefix", 0) if self.pool == "prefix" else 1)
         if not self.width or (pool_norm and self.pool == "prefix"):
             raise ValueError("pool='prefix' needs a class token or registers, and takes no pool_norm")
-        self.norm = nn.Identity()
+        self.norm: nn.Module = nn.Identity()
         if pool_norm:
             self.norm = make_norm(trunk.cfg) if hasattr(trunk, "cfg") else nn.LayerNorm(trunk.dim)
-        self.head = nn.Identity()
+        self.head: Any = nn.Identity()
         if self.classes:
             self.head = nn.Linear(self.width, self.classes)
             nn.init.normal_(self.head.weight, std=0.02)
@@ -171,8 +171,7 @@ class Classifier(Task):
         Without any such row the loss is 0, with a graph. For `top1`, a mixed image has the class of its larger part.
         """
         if self.column not in batch:
-            zero = sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0
-            return {"loss": zero}
+            return {"loss": zero_loss(self)}
         target = batch.get(self.label)
         if self.training and self.mix:
             front = self.tokenizers[self.column]

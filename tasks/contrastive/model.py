@@ -123,11 +123,11 @@ class CLIP(Task):
     def columns(self) -> list[str]:
         return list(self.tokenizers)
 
-    def _trunk(self, column: str) -> nn.Module:
+    def _trunk(self, column: str) -> Any:
         return self.trunk[column] if isinstance(self.trunk, nn.ModuleDict) else self.trunk
 
     def _pool(self, column: str, tokens: Tokens) -> Tensor:
-        how = self.pools[column] if column in self.pools else self.pooling[column]
+        how: Any = self.pools[column] if column in self.pools else self.pooling[column]
         return pool_tokens(tokens, how, getattr(self.tokenizers[column], "prefix", 0))
 
     # ---- forward -----------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class CLIP(Task):
 def _check_pairs(pairs: Sequence[Sequence[str]] | None, columns: Sequence[str]) -> list[tuple[str, str]]:
     if pairs is None:
         return list(itertools.combinations(columns, 2))
-    found = [tuple(p) for p in pairs]
+    found: list[Any] = [tuple(p) for p in pairs]
     known = all(len(set(p)) == len(p) == 2 and set(p) <= set(columns) for p in found)
     if not found or not known or len({frozenset(p) for p in found}) != len(found):
         raise ValueError(f"pairs={list(pairs)!r}, expected different pairs of the columns {list(columns)}")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task, evaluating
+from worldtokens.tasks.base import Task, evaluating, zero_loss
 from worldtokens.tasks.diffusion.conditioning import fill_nulls, null_tokens, read_conditions
 from worldtokens.tasks.diffusion.samplers import Sampler, guide, heun, make_timesteps
 from worldtokens.tasks.diffusion.spaces import make_space
@@ -89,15 +89,17 @@ class Diffusion(Task):
         self.timestep_sampling, self.timestep_mean = timestep_sampling, timestep_mean
         self._check_widths()
         dim = trunk.dim
-        self.space = make_space(self.front)
+        self.space: Any = make_space(self.front)
         self.time_mlp = nn.Sequential(nn.Linear(TIME_CHANNELS, dim), nn.SiLU(), nn.Linear(dim, dim))
+        layer: Any
         for layer in (self.time_mlp[0], self.time_mlp[2]):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
         self.out = nn.Linear(dim, self.space.values)
         nn.init.zeros_(self.out.weight)  # the initial prediction is zero, the mean
         nn.init.zeros_(self.out.bias)
-        self.null = self.context_proj = None
+        self.null: Any = None
+        self.context_proj: Any = None
         if self.sources:
             width = get_context_dim(trunk)
             self.null = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
@@ -200,8 +202,7 @@ class Diffusion(Task):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Mean squared error of the velocity at random timesteps; a zero with a graph if no row has an image."""
         if not batch["weight"]:
-            zero = sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0
-            return {"loss": zero}
+            return {"loss": zero_loss(self)}
         clean = self.space.clean(self.front, batch[self.target])
         b, has = len(clean), batch["has"].get(self.target)
         # drawn on the CPU: dropped rows determine lengths, which are needed without a device sync
@@ -271,9 +272,8 @@ class Diffusion(Task):
         both = Tokens.stack([context, null])
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
-            return guide(
-                *self.velocity(x.repeat(2, *[1] * (x.ndim - 1)), t.repeat(2), both).chunk(2), guidance
-            )
+            with_text, without = self.velocity(x.repeat(2, *[1] * (x.ndim - 1)), t.repeat(2), both).chunk(2)
+            return guide(with_text, without, guidance)
 
         return velocity
 
@@ -298,7 +298,7 @@ class Diffusion(Task):
         held_out = [r for r in (rows[i] for i in range(len(rows))) if r.get(self.target) is not None]
         if not held_out:
             raise InputError(f"no row to evaluate has the column {self.target!r}")
-        sums = {}
+        sums: dict[str, float] = {}
         with evaluating(self):
             for i in range(0, len(held_out), batch_size):
                 raws = [self.read(r) for r in held_out[i : i + batch_size]]
@@ -310,8 +310,8 @@ class Diffusion(Task):
                     contexts["loss_shuffled"] = self.condition(self.collate(shifted).to(self.device))
                 clean = self.space.clean(self.front, batch[self.target])
                 for k in range(timesteps):
-                    noise = [_noise(clean.shape[1:], (i + j) * timesteps + k) for j in range(len(raws))]
-                    noise = torch.stack(noise).to(self.device)
+                    drawn = [_noise(clean.shape[1:], (i + j) * timesteps + k) for j in range(len(raws))]
+                    noise = torch.stack(drawn).to(self.device)
                     t = torch.full((len(raws),), (k + 0.5) / timesteps, device=self.device)
                     for name, context in contexts.items():
                         error = self.errors(clean, noise, t, context).sum()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from worldtokens.backbone.prepacked import prepacked, prepacked_linear
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
-from worldtokens.tasks.base import Task, evaluating
+from worldtokens.tasks.base import Task, evaluating, zero_loss
 from worldtokens.tasks.diffusion.conditioning import read_conditions
 from worldtokens.tasks.diffusion.samplers import guide
 from worldtokens.tasks.language.decoding import Sampling, decode
@@ -165,7 +165,7 @@ class ImageLM(Task):
         ``code_loss`` and ``text_loss`` are the separate means.
         """
         if not batch["weight"]:
-            return {"loss": sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0}
+            return {"loss": zero_loss(self)}
         # drawn on the CPU: dropped rows determine lengths, which are needed without a device sync
         dropped = (torch.rand(batch["weight"]) < self.condition_dropout).tolist()
         prefix = self.prefix(batch, dropped)
@@ -175,6 +175,7 @@ class ImageLM(Task):
         if not self.text_weight:
             return {"loss": total / count}
         # the caption's last token is followed by the image, and a null embedding predicts nothing
+        assert prefix.ids is not None
         labels = F.pad(prefix.ids[:, 1:].masked_fill(~prefix.valid[:, 1:], IGNORE), (0, 1), value=IGNORE)
         text_total, text_count = token_loss(text, self.text.embedding.weight, labels)
         return {
@@ -282,7 +283,10 @@ class ImageLM(Task):
 
         def next_logits(x: Tensor) -> Tensor:
             logits = head(x).float()
-            return guide(*logits.chunk(2), guidance) if both else logits
+            if not both:
+                return logits
+            with_text, without = logits.chunk(2)
+            return guide(with_text, without, guidance)
 
         def token(ids: Tensor) -> Tokens:
             nonlocal index
@@ -294,7 +298,7 @@ class ImageLM(Task):
             tokens = token(ids.repeat(2) if both else ids)
             return next_logits(trunk(cache.offset(tokens), cache=cache).x[:, 0])
 
-        start = token(torch.full((total,), front.start_id, device=self.device))
+        start = token(torch.full((total,), cast(int, front.start_id), device=self.device))
         x = self.trunk(concat_tokens([prefix, start], sequential=True), cache=cache).x
         last = torch.tensor([n for (n,) in prefix.layout.lengths], device=x.device)
         logits = next_logits(x[torch.arange(total, device=x.device), last])

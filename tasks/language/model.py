@@ -125,7 +125,7 @@ class LanguageModel(Task):
         ids = self._ids(value)
         if augment and self.column in augment:
             ids = augment[self.column](ids)
-        raws = {self.column: ids}
+        raws: dict[str, Any] = {self.column: ids}
         if rng is not None and self.context is not None and len(ids) > self.context + 1:
             raws["first"] = rng.randint(1, self.context)
         return raws

@@ -219,7 +219,8 @@ def _samples(
 ) -> tuple[Tensor, Tensor]:
     """(n, D) float64 features and (n,) class indices, -1 for an unknown class; on the CPU."""
     index = {c: i for i, c in enumerate(classes)}
-    sources, y = [], []
+    sources: list[Any] = []
+    y: list[int] = []
     for row in rows:
         values = row[column] if isinstance(row[column], list) else [row[column]]
         sources += values

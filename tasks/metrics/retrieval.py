@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def ranks(
     Raises:
         ValueError: a query has no true candidate.
     """
-    number = {}
+    number: dict[Any, int] = {}
     for i in candidate_ids:
         number.setdefault(i, len(number))
     unmatched = [q for q in query_ids if q not in number]

@@ -84,7 +84,7 @@ class MultimodalLM(Task):
             )
         for name in tokenizers:
             self._check_widths(name)
-        self.chat_template = chat_template or getattr(language_model, "chat_template", None)
+        self.chat_template: Any = chat_template or getattr(language_model, "chat_template", None)
         if self.chat_template is None:
             raise ValueError("the language model has no chat template: give chat_template=")
         limit = language_model.context
@@ -123,7 +123,9 @@ class MultimodalLM(Task):
             )
         return {"messages": self.read_messages(row["messages"], augment)}
 
-    def read_messages(self, messages: Messages, augment: Mapping[str, Callable] | None = None) -> list[dict]:
+    def read_messages(
+        self, messages: Messages, augment: Mapping[str, Callable] | None = None
+    ) -> list[Mapping[str, Any]]:
         """Reads messages, or one question; every medium becomes its column and raw tensor."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -141,7 +143,7 @@ class MultimodalLM(Task):
         fields = (
             {k: v for k, v in part.items() if k != "type"} if isinstance(part, Mapping) else {"text": part}
         )
-        ((name, value),) = fields.items() if len(fields) == 1 else ((None, None),)
+        ((name, value),) = fields.items() if len(fields) == 1 else (("", None),)
         if name == "text" and isinstance(value, str):
             return value
         if name not in self.tokenizers:
@@ -174,7 +176,8 @@ class MultimodalLM(Task):
         for message in messages:
             if isinstance(message, Mapping) and isinstance(message.get("content"), list):
                 content = [
-                    p if isinstance(p, str) else Medium(*p, self.media_size(*p)) for p in message["content"]
+                    p if isinstance(p, str) else Medium(p[0], p[1], self.media_size(p[0], p[1]))
+                    for p in message["content"]
                 ]
                 message = {**message, "content": content}
             sized.append(message)
@@ -291,7 +294,8 @@ class MultimodalLM(Task):
         """
         sampling = Sampling(repetition_penalty, temperature, top_k, top_p, min_p, seed)
         one = isinstance(messages, str) or (bool(messages) and isinstance(messages[0], Mapping))
-        answers = self.continuations([messages] if one else messages, max_new_tokens, sampling, stop, stream)
+        conversations: Any = [messages] if one else messages
+        answers = self.continuations(conversations, max_new_tokens, sampling, stop, stream)
         return answers[0].text if one else [c.text for c in answers]
 
     def continuations(

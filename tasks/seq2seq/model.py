@@ -24,6 +24,7 @@ from worldtokens.tasks.language.loss import IGNORE, token_loss
 from worldtokens.tasks.metrics.text import SCORES, text_scores
 from worldtokens.tasks.seq2seq.context import concat_tokens, scatter_rows
 from worldtokens.tokenizers.base import Batch, Tokenizer
+from worldtokens.tokenizers.text.tokenizer import TextTokenizer
 from worldtokens.tokens import Tokens
 
 
@@ -122,7 +123,7 @@ class EncoderDecoder(Task):
             )
 
     @property
-    def front(self) -> Tokenizer:
+    def front(self) -> TextTokenizer:
         """The tokenizer of the target column."""
         return self.tokenizers[self.text]
 

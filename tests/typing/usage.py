@@ -36,7 +36,10 @@ def train(folder: Path) -> float:
     rows = wt.open_rows(folder / "pairs.csv")
     classifier = wt.Classifier(wt.ImageTokenizer(96, patch=4, size=20), wt.Transformer(96, 2, 3), ["a", "b"])
     report: wt.TrainReport = wt.train(
-        classifier, rows, train=wt.TrainSettings(out=str(folder / "run"), steps=3), optim=wt.OptimSettings(lr=1e-3)
+        classifier,
+        rows,
+        train=wt.TrainSettings(out=str(folder / "run"), steps=3),
+        optim=wt.OptimSettings(lr=1e-3),
     )
     return report.loss
 

@@ -52,6 +52,7 @@ class PatchEmbedConfig:
 
     def scale(self, grid: Sequence[int]) -> tuple[float, ...]:
         """Factor on the coordinates of a grid that makes it as large as `span`."""
+        assert isinstance(self.span, tuple)
         return tuple(s / g for s, g in zip(self.span, grid, strict=True))
 
     def scaled(self, coords: Tensor, scale: Tensor) -> Tensor:

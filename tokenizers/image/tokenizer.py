@@ -102,9 +102,10 @@ class ImageTokenizer(Tokenizer):
             raise InputError(f"mean is {mean!r} and std {std!r}, expected three numbers each, std above 0")
         if type(registers) is not int or registers < 0:
             raise InputError(f"registers is {registers!r}, expected 0 or more")
+        self.position_grid: tuple[int, int]
         self.prefix = registers + bool(class_token)  # tokens before the patches
         if self.embedding.position_grid is not None:
-            self.position_grid = self.embedding.position_grid
+            self.position_grid = sides(self.embedding.position_grid, 2, "position_grid")
         elif self.size is not None:
             self.position_grid = grid_size(self.size, self.patch)
         else:
@@ -175,6 +176,7 @@ class ImageTokenizer(Tokenizer):
         return self._collate_native(raws) if self.size is None else self._collate_fixed(raws)
 
     def _collate_fixed(self, raws: Sequence[Tensor]) -> Batch:
+        assert self.size is not None
         h, w = self.size
         pixels = torch.empty(len(raws), 3, h, w, dtype=torch.uint8)
         boxes = []
@@ -201,6 +203,7 @@ class ImageTokenizer(Tokenizer):
             batch: receives the two entries.
             boxes: (top, left, bottom, right) of each image in pixels.
         """
+        assert self.size is not None
         (ph, pw), grid = self.patch, grid_size(self.size, self.patch)
         yx = grid_coords(grid)
         top, left, bottom, right = torch.tensor(boxes).T[..., None]  # each (B, 1)

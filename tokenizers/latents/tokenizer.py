@@ -133,7 +133,11 @@ class LatentTokenizer(Tokenizer):
             raise InputError("tokenizer= needs latents=, the number of tokens per sample")
         (self.dim,) = sides(dim, 1, "dim")
         # not named `tokenizer`: a triplane's front-end is not an argument
-        self.base = TriplaneTokenizer(dim, channels, patch) if channels is not None else tokenizer
+        self.base: Tokenizer
+        if tokenizer is not None:
+            self.base = tokenizer
+        elif channels is not None:
+            self.base = TriplaneTokenizer(dim, channels, patch)
         self.resampler: Resampler | None = None
         if latents is not None:
             sides(latents, 1, "latents")

@@ -128,7 +128,7 @@ class VideoTokenizer(Tokenizer):
             InputError: it cannot be read; names the file.
         """
         frames, seconds = read_video(source, self.sampling, self.size, fps)
-        frames.seconds = seconds
+        frames.seconds = seconds  # type: ignore[attr-defined]
         return frames
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:

@@ -142,7 +142,7 @@ def test_tokens_of_other_blocks_modalities_or_samples_do_not_merge():
     ).causal()
     mixed, merge = merge_tokens(wt.Tokens.cat(image, audio), keep=0.1)
     assert mixed.modality.tolist() == [[1, 2]] and merge.sizes.tolist() == [[6, 6]]
-    prefix = wt.Tokens.cat(image, text, follow=True)
+    prefix = wt.Tokens.cat(image, text, sequential=True)
     out, merge = merge_tokens(prefix, keep=0.5)
     assert merge.sizes.tolist() == [[4, 1, 1, 1, 1, 1, 1, 1]]  # all three pairs agree on one partner
     assert out.block.tolist() == [[0, 0, 0, 1, 2, 3, 4, 5]] and out.modality.tolist() == [[1] * 3 + [0] * 5]
