@@ -20,6 +20,15 @@ HEADINGS = {
     "Multimodal LM": ("vqa", "vlm"),
     "Image generation": ("diffusion", "image"),
 }
+# evaluation -> figures of it in `docs`, each with its caption
+FIGURES = {
+    "diffusion_emoji": {"diffusion.png": "Samples for captions of held-out images, each above its caption."},
+    "image_lm_emoji": {"image_lm.png": "Samples for captions of held-out images, each above its caption."},
+    "translate_verses": {
+        "translation.png": "Cross-attention of two held-out verses: source tokens across, target tokens down.",
+        "translation_by_length.png": "BLEU by length of the source.",
+    },
+}
 _INTRODUCTION = (
     "Every evaluation trains a model on real data and compares it with a baseline that is trained or computed in the same "
     "run; all figures are of held-out rows. `worldtokens results` writes this page from `docs/results/*.json`; the command "
@@ -44,13 +53,28 @@ def write_tables(docs: Path) -> Path:
     for text in _INTRODUCTION:
         lines += [*_wrapped(text), ""]
     for heading, names in sections.items():
-        lines += [f"## {heading}", ""] if names else []
+        lines += [f"## {heading}", "", *_overview({n: runs[n][0] for n in names})] if names else []
         for name in names:
             lines += _evaluation(name, *runs[name])
+            for file, caption in FIGURES.get(name, {}).items():
+                if (docs / file).is_file():
+                    lines += [f"![{caption}]({file})", "", f"*{caption}*", ""]
     docs.mkdir(parents=True, exist_ok=True)
     path = docs / "results.md"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+def _overview(runs: dict[str, list[Result]]) -> list[str]:
+    """One line per task of each evaluation: its first figure."""
+    lines = ["| evaluation | task | metric | ours | baseline |", "|---|---|---|---:|---:|"]
+    for name, results in runs.items():
+        for _, group in itertools.groupby(results, lambda r: (r.task, r.data)):
+            r = next(group)
+            task = r.task.partition(": ")[2] or r.task
+            ours = f"**{number(r.value)}**" if r.ahead else number(r.value)
+            lines.append(f"| [{name}](#{name}) | {task} | {r.metric} | {ours} | {number(r.baseline_value)} |")
+    return [*lines, ""]
 
 
 def _evaluation(name: str, results: Sequence[Result], facts: dict[str, str]) -> list[str]:

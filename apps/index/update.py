@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from worldtokens.apps.index.embed import Job, embed_jobs, read_jobs
 from worldtokens.apps.index.store import Writer, quoted
@@ -16,10 +16,17 @@ from worldtokens.data.files import Skipped, Walk
 from worldtokens.errors import InputError
 from worldtokens.parts import Part
 
-if TYPE_CHECKING:
-    from worldtokens.apps.index.index import Index
-
 ANN_ABOVE = 50_000  # rows; below this an exact search takes a few tens of milliseconds
+
+
+class IndexTable(Protocol):
+    """What an update needs of an `Index`: its table, and how to open one."""
+
+    table: Any
+
+    def __len__(self) -> int: ...
+    def rows(self) -> dict[str, dict]: ...
+    def connect(self) -> Any: ...
 
 
 @dataclasses.dataclass
@@ -45,7 +52,7 @@ class Report:
 
 
 def update_rows(
-    index: Index,
+    index: IndexTable,
     root: Path,
     found: Walk,
     model: Part,
@@ -119,7 +126,7 @@ def update_rows(
     return report
 
 
-def remove_rows(index: Index, old: dict[str, dict], keep: set[str], unreadable: Sequence[str]) -> int:
+def remove_rows(index: IndexTable, old: dict[str, dict], keep: set[str], unreadable: Sequence[str]) -> int:
     """Drop the rows of deleted files; files in unreadable folders may still exist, so their rows stay."""
     prefixes = tuple(f"{folder}/" for folder in unreadable)
     gone = [row["id"] for path, row in old.items() if path not in keep and not path.startswith(prefixes)]
@@ -128,7 +135,7 @@ def remove_rows(index: Index, old: dict[str, dict], keep: set[str], unreadable: 
     return len(gone)
 
 
-def optimise(index: Index) -> None:
+def optimise(index: IndexTable) -> None:
     """Compact the fragments that batches left, and build an ANN index above `ANN_ABOVE` rows."""
     if index.table is None:
         return
