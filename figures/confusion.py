@@ -33,9 +33,9 @@ def confusion_figure(
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not len(counts):
         raise InputError(f"the confusion matrix is {tuple(counts.shape)}, expected (classes, classes)")
     n = len(counts)
-    names = [str(name) for name in (range(n) if names is None else names)]
-    if len(names) != n:
-        raise InputError(f"found {len(names)} names for a confusion matrix of {n} classes")
+    labels = [str(name) for name in (range(n) if names is None else names)]
+    if len(labels) != n:
+        raise InputError(f"found {len(labels)} names for a confusion matrix of {n} classes")
     # without pyplot, which would select a GUI backend
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -46,9 +46,8 @@ def confusion_figure(
     figure = Figure(figsize=(side + 0.8, side), layout="constrained", dpi=110)
     canvas, axes = FigureCanvasAgg(figure), figure.subplots()
     shade = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
-    labels = [str(name) for name in names]
     axes.set_xticks(range(n), labels, rotation=90 if max(map(len, labels)) > 2 else 0)
-    axes.set_yticks(range(n), [f"{name}  ({int(t)})" for name, t in zip(names, totals, strict=True)])
+    axes.set_yticks(range(n), [f"{name}  ({int(t)})" for name, t in zip(labels, totals, strict=True)])
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class (count)")
     if n <= 40:  # cells of larger matrices are too small for a number

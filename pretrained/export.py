@@ -200,7 +200,7 @@ def _graph(model: nn.Module, column: str | None) -> _Graph:
     trunk = model._trunk(column) if isinstance(model, CLIP) else model.trunk
     if isinstance(trunk, Recurrent):
         raise InputError("a Recurrent trunk cannot be exported with a dynamic batch size: use a Transformer")
-    parts = {"front": front, "trunk": trunk}
+    parts: dict[str, nn.Module] = {"front": front, "trunk": trunk}
     if isinstance(model, CLIP):
         parts |= {"projection": model.projections[column]}
         parts |= {"standard": model.standardizers[column]} if model.standardizers else {}

@@ -45,9 +45,10 @@ def resize_images(
         InputError: the model has no image front-end, or a size is out of range.
     """
     front = find_front(model, ImageTokenizer, column)
-    patch = front.patch if isinstance(patch, str) else sides(patch, 2, "patch")
-    size = front.size if isinstance(size, str) else size
-    size = None if size is None else sides(size, 2, "size")
+    # `sides` raises an InputError for any string other than "same"
+    patch = front.patch if patch == "same" else sides(cast(tuple, patch), 2, "patch")
+    size = front.size if isinstance(size, str) and size == "same" else size
+    size = None if size is None else sides(cast(tuple, size), 2, "size")
     changes: dict[str, Any] = {"size": size, "patch": patch}
     grid: tuple[int, int] | None = None
     if max_tokens is not None:
@@ -61,11 +62,9 @@ def resize_images(
     weight = front.proj.weight.detach().unflatten(1, (3, *front.patch))
     tensors = {"proj.weight": resize_kernel(weight, patch).flatten(1)}
     if front.pos_embed is not None:
-        if grid is None:
-            assert size is not None
-            grid = grid_size(size, patch)
+        grid = grid or grid_size(cast(tuple, size), patch)  # a grid is set above for size=None
         tensors["pos_embed"] = resample_positions(
-            front.pos_embed.detach(), cast(tuple, grid), front.embedding.interpolation
+            front.pos_embed.detach(), grid, front.embedding.interpolation
         )
     rebuild(front, changes, tensors)
     return model

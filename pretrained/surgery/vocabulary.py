@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import tokenizers
 import torch
@@ -62,7 +62,7 @@ def grow_vocabulary(
         )
     rust = tokenizers.Tokenizer.from_str(front.backend.to_str())
     rust.add_tokens([AddedToken(t, normalized=False, special=special) for t in tokens])
-    ids: list[int] = [rust.token_to_id(t) for t in tokens]  # type: ignore[misc]  # just added
+    ids = [cast(int, rust.token_to_id(t)) for t in tokens]  # not None: they were just added
     old = front.vocab_size
     g = torch.Generator().manual_seed(seed)
     # a published embedding may have rows beyond the vocabulary that were never trained
@@ -114,11 +114,15 @@ def shrink_vocabulary(
         raise InputError(f"tokens to keep that are not in the vocabulary: {missing[:5]}")
     texts = [texts] if isinstance(texts, str) else list(texts)
     rows = front.encode_batch(texts, context=1 << 62) if texts else []
-    needed: set[str] = {front.backend.id_to_token(i) for i in {i for row in rows for i in row}}  # type: ignore[misc]
-    needed |= set(keep)
+
+    def strings(ids: Iterable[int]) -> set[str]:
+        # not None: the vocabulary holds every id
+        return {cast(str, front.backend.id_to_token(i)) for i in ids}
+
+    needed = strings({i for row in rows for i in row}) | set(keep)
     needed |= {t["content"] for t in data["added_tokens"]}
     stored = {i for owner in owners(model, front) for ids in _token_ids(owner, front).values() for i in ids}
-    needed |= {front.backend.id_to_token(i) for i in stored | {front.pad_id} if type(i) is int}  # type: ignore[misc]
+    needed |= strings(i for i in stored | {front.pad_id} if type(i) is int)
     if (unknown := data["model"].get("unk_token")) is not None:
         needed.add(unknown)
     if data["model"]["type"] == "BPE":

@@ -86,7 +86,7 @@ class Classifier(Task):
         self.norm: nn.Module = nn.Identity()
         if pool_norm:
             self.norm = make_norm(trunk.cfg) if hasattr(trunk, "cfg") else nn.LayerNorm(trunk.dim)
-        self.head: Any = nn.Identity()
+        self.head: nn.Linear | nn.Identity = nn.Identity()
         if self.classes:
             self.head = nn.Linear(self.width, self.classes)
             nn.init.normal_(self.head.weight, std=0.02)

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -123,12 +123,14 @@ class CLIP(Task):
     def columns(self) -> list[str]:
         return list(self.tokenizers)
 
-    def _trunk(self, column: str) -> Any:
-        return self.trunk[column] if isinstance(self.trunk, nn.ModuleDict) else self.trunk
+    def _trunk(self, column: str) -> Part:
+        return cast(Part, self.trunk[column] if isinstance(self.trunk, nn.ModuleDict) else self.trunk)
 
     def _pool(self, column: str, tokens: Tokens) -> Tensor:
-        how: Any = self.pools[column] if column in self.pools else self.pooling[column]
-        return pool_tokens(tokens, how, getattr(self.tokenizers[column], "prefix", 0))
+        how = self.pools[column] if column in self.pools else self.pooling[column]
+        return pool_tokens(
+            tokens, cast("str | AttentionPool", how), getattr(self.tokenizers[column], "prefix", 0)
+        )
 
     # ---- forward -----------------------------------------------------------------------------------------
 
@@ -365,7 +367,7 @@ class CLIP(Task):
 def _check_pairs(pairs: Sequence[Sequence[str]] | None, columns: Sequence[str]) -> list[tuple[str, str]]:
     if pairs is None:
         return list(itertools.combinations(columns, 2))
-    found: list[Any] = [tuple(p) for p in pairs]
+    found = [cast("tuple[str, str]", tuple(p)) for p in pairs]  # lengths are checked below
     known = all(len(set(p)) == len(p) == 2 and set(p) <= set(columns) for p in found)
     if not found or not known or len({frozenset(p) for p in found}) != len(found):
         raise ValueError(f"pairs={list(pairs)!r}, expected different pairs of the columns {list(columns)}")

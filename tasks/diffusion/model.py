@@ -89,17 +89,17 @@ class Diffusion(Task):
         self.timestep_sampling, self.timestep_mean = timestep_sampling, timestep_mean
         self._check_widths()
         dim = trunk.dim
-        self.space: Any = make_space(self.front)
+        self.space = make_space(self.front)
         self.time_mlp = nn.Sequential(nn.Linear(TIME_CHANNELS, dim), nn.SiLU(), nn.Linear(dim, dim))
-        layer: Any
-        for layer in (self.time_mlp[0], self.time_mlp[2]):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
+        for layer in self.time_mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
         self.out = nn.Linear(dim, self.space.values)
         nn.init.zeros_(self.out.weight)  # the initial prediction is zero, the mean
         nn.init.zeros_(self.out.bias)
-        self.null: Any = None
-        self.context_proj: Any = None
+        self.null: nn.Parameter | None = None
+        self.context_proj: nn.Linear | None = None
         if self.sources:
             width = get_context_dim(trunk)
             self.null = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
@@ -150,7 +150,7 @@ class Diffusion(Task):
             batch: from `collate`; its target is not used.
             dropped: for each row, whether its condition is dropped.
         """
-        if not self.sources:
+        if self.null is None:  # no source columns
             return None
         rows, has = batch["rows"], batch["has"]
         parts = [
@@ -176,6 +176,7 @@ class Diffusion(Task):
             sincos_positions(1000 * t.float()[:, None], TIME_CHANNELS).to(self.out.weight.dtype)
         )
         if context is not None:
+            assert self.context_proj is not None, "a context needs source columns"
             condition = condition + self.context_proj(context.pool("mean"))
         tokens = self.space.embed(self.front, x.to(self.out.weight.dtype))
         # images have no padding, so self-attention needs no mask, whatever the lengths of the conditions
@@ -264,7 +265,7 @@ class Diffusion(Task):
     def _guided_velocity(self, batch: Batch, guidance: float) -> Any:
         """The velocity function for a sampler, with classifier-free guidance."""
         context = self.condition(batch)
-        if context is None or guidance == 1:
+        if context is None or self.null is None or guidance == 1:
             return lambda x, t: self.velocity(x, t, context)
         null = null_tokens(self.null, [True] * batch["rows"])
         if guidance == 0:
@@ -305,7 +306,7 @@ class Diffusion(Task):
                 shifted = [*raws[1:], self.read(held_out[(i + len(raws)) % len(held_out)])]
                 batch = self.collate(raws).to(self.device)
                 contexts = {"loss": self.condition(batch)}
-                if self.sources:
+                if self.null is not None:
                     contexts["loss_null"] = null_tokens(self.null, [True] * len(raws))
                     contexts["loss_shuffled"] = self.condition(self.collate(shifted).to(self.device))
                 clean = self.space.clean(self.front, batch[self.target])

@@ -9,6 +9,7 @@ Shapes: B images, N tokens, P values per token, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
@@ -23,7 +24,19 @@ from worldtokens.tokenizers.patches import grid_coords, grid_size, sides, sincos
 from worldtokens.tokens import Tokens
 
 
-def make_space(front: Tokenizer) -> Pixels | Codes:
+class Space(Protocol):
+    """Methods of a space; `front` is the tokenizer that the space was made for."""
+
+    values: int  # P
+
+    def shape(self, front: Any, size: int | Sequence[int] | None = None) -> tuple[int, ...]: ...
+    def clean(self, front: Any, batch: Batch | Tensor) -> Tensor: ...
+    def embed(self, front: Any, x: Tensor) -> Tokens: ...
+    def unfold(self, front: Any, out: Tensor, like: Tensor) -> Tensor: ...
+    def images(self, front: Any, x: Tensor) -> list[Image.Image]: ...
+
+
+def make_space(front: Tokenizer) -> Space:
     """The space of a tokenizer.
 
     Raises:
@@ -52,7 +65,6 @@ class Pixels(nn.Module):
             raise ValueError(
                 f"size={front.size}, patch={front.patch}, resize={front.preprocess.resize!r}: a target needs one image "
                 "size, a multiple of the patch, and resize='crop' or 'squash'"
-                "multiple of the patch, and resize='crop' or 'squash'"
             )
         self.values = front.proj.in_features
 

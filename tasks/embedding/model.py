@@ -57,7 +57,7 @@ class Encoder(Part):
         if not isinstance(self.pool, AttentionPool) and self.pool not in POOLS:
             raise ValueError(f"pool={pool!r}, expected one of {POOLS} or an AttentionPool")
         self.dim, self.activation = trunk.dim if dim is None else dim, activation
-        self.head: Any = nn.Identity()
+        self.head: nn.Linear | nn.Identity = nn.Identity()
         if dim is not None:
             self.head = nn.Linear(trunk.dim, dim, bias=bias)
             nn.init.normal_(self.head.weight, std=trunk.dim**-0.5)

@@ -84,9 +84,10 @@ class MultimodalLM(Task):
             )
         for name in tokenizers:
             self._check_widths(name)
-        self.chat_template: Any = chat_template or getattr(language_model, "chat_template", None)
-        if self.chat_template is None:
+        template = chat_template or getattr(language_model, "chat_template", None)
+        if template is None:
             raise ValueError("the language model has no chat template: give chat_template=")
+        self.chat_template: str = template
         limit = language_model.context
         if context is not None and (context < 1 or context > (limit or context)):
             raise ValueError(f"context={context}, expected 1 to the language model's {limit}")

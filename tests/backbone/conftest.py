@@ -36,3 +36,14 @@ def tokens():
         return t.causal() if order == "causal" else t
 
     return tokens
+
+
+@pytest.fixture
+def ragged():
+    """Three rows of 6, 4 and 2 tokens, with NaN in the padding."""
+    torch.manual_seed(1)
+    x = torch.randn(3, 6, 32)
+    lengths = [6, 4, 2]
+    valid = torch.arange(6) < torch.tensor(lengths)[:, None]
+    x[~valid] = float("nan")
+    return wt.Tokens(x=x, valid=valid, layout=wt.Layout.simple(lengths, "bidirectional"))

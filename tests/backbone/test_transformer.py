@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import settings
 from torch import nn
+from torch.nn import functional as F
 
 import worldtokens as wt
 
@@ -225,3 +226,23 @@ def test_a_typo_in_a_setting_is_an_error():
 def test_wrong_width_names_the_remedy(tokens):
     with pytest.raises(ValueError, match="give the front-end dim=32"):
         wt.Transformer(32, 1, 4)(tokens(dim=16))
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_norms_before_the_first_block_and_inside_the_feed_forward(norm, ragged):
+    torch.manual_seed(0)
+    config = {"first_norm": True, "mlp_norm": True}
+    trunk = wt.Transformer(32, 1, 2, norm=norm, activation="gelu_tanh", config=config)
+    for p in trunk.parameters():
+        nn.init.normal_(p, std=0.3)
+    plain = wt.Transformer(32, 1, 2, norm=norm, activation="gelu_tanh", config={"mlp_norm": True})
+    plain.load_state_dict({k: v for k, v in trunk.state_dict().items() if not k.startswith("first_norm")})
+    tokens = ragged
+    whole = wt.Tokens(
+        x=torch.where(tokens.valid[..., None], tokens.x, 0.0), valid=tokens.valid, layout=tokens.layout
+    )
+    want = plain(whole.replace(x=trunk.first_norm(whole.x)))
+    assert (trunk(tokens).x - want.x).abs().max() < 1e-5
+    mlp, x = trunk.blocks[0].mlp, torch.randn(5, 32)
+    want = mlp.fc2(mlp.norm(F.gelu(mlp.fc1(x), approximate="tanh")))
+    assert torch.equal(mlp(x), want)

@@ -180,3 +180,17 @@ def test_ema_weights_are_swapped_in_and_out():
     with average.swapped():
         assert torch.equal(lin.weight, start)
     assert torch.equal(lin.weight, start + 1)
+
+
+def test_ema_of_half_precision_weights_is_float32():
+    """A change of 2**-9 at decay 0.99 is far below bfloat16 resolution: only a float32 average changes."""
+    lin = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    nn.init.ones_(lin.weight)
+    average = EMA(lin, 0.99)
+    with torch.no_grad():
+        lin.weight.fill_(1 + 2**-7)
+    for _ in range(3):
+        average.update(10_000)
+    (value,) = average.values.values()
+    assert value.dtype == torch.float32
+    assert float(value) == pytest.approx(1 + 2**-7 * (1 - 0.99**3), abs=1e-6)

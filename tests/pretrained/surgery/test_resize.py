@@ -106,3 +106,6 @@ def test_identity_mode_freezing_and_gradients_survive_a_change(make_classifier, 
         wt.resize_images(make_clip(), size=64, column="text")
     with pytest.raises(wt.InputError, match="1 or more"):
         wt.resize_images(model, size=0)
+    for wrong in ({"size": "large"}, {"patch": "large"}):
+        with pytest.raises(wt.InputError, match="is 'large', expected a whole number or 2"):
+            wt.resize_images(model, **wrong)

@@ -240,3 +240,28 @@ def test_tokens_start_with_about_unit_variance():
     torch.manual_seed(0)
     t = wt.ImageTokenizer(256)
     assert 0.9 < t(torch.randn(4, 3, 224, 224)).x.var() < 1.1
+
+
+def test_registers_follow_the_class_token(images):
+    front = wt.ImageTokenizer(dim=32, patch=8, size=32, class_token=True, registers=2)
+    tokens = front.tokens([images[0]])
+    assert tokens.shape[1] == 3 + 16 and front.prefix == 3
+    assert torch.equal(tokens.x[0, 0], front.class_token[0, 0])
+    assert torch.equal(tokens.x[0, 1:3], front.registers[0])
+    assert tokens.pos[0, :3].tolist() == [[0, 0, 0], [-1, 0, 0], [-2, 0, 0]]
+    check_tokenizer(front, images[:3])
+    native = wt.ImageTokenizer(dim=32, patch=8, size=None, max_tokens=20, registers=1, embedding={"span": 4})
+    check_tokenizer(native, images[:3])
+
+
+def test_span_scales_the_positions_of_every_grid():
+    front = wt.ImageTokenizer(dim=32, patch=8, size=32, embedding={"span": (8, 16)})
+    pos = front(torch.zeros(1, 3, 16, 32)).pos[0]  # 2 rows, 4 columns
+    assert pos[:, 1].unique().tolist() == [0, 4] and pos[:, 2].unique().tolist() == [0, 4, 8, 12]
+    native = wt.ImageTokenizer(dim=32, patch=8, size=None, embedding={"span": (8, 16)})
+    batch = native.collate(
+        [torch.zeros(3, 16, 32, dtype=torch.uint8), torch.zeros(3, 8, 8, dtype=torch.uint8)]
+    )
+    assert torch.equal(native(batch).pos[0], pos)
+    with pytest.raises(wt.InputError, match="crop_pct is"):
+        wt.ImageTokenizer(dim=32, size=None, preprocess={"crop_pct": 0.9})
