@@ -14,6 +14,7 @@ import importlib
 import inspect
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,6 +57,7 @@ class Part(nn.Module):
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
+            # mypy takes no method assignment, even of the same signature
             cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
 
     def config_args(self, folder: Path | None = None) -> dict[str, Any]:
@@ -147,6 +149,19 @@ class Part(nn.Module):
         return hub.pull(cls, load, source, **options)
 
 
+class OnClass:
+    """A class method whose name has another meaning on an instance: the base class's method of that name."""
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.inherited = getattr(owner.__base__, name)
+
+    def __get__(self, instance: Any, owner: type) -> Callable:
+        return self.function.__get__(owner) if instance is None else self.inherited.__get__(instance)
+
+
 def _digest(config: str) -> str:
     return hashlib.sha256(config.encode()).hexdigest()[:16]
 
@@ -195,6 +210,7 @@ def settings(cls: type[Settings], value: Settings | dict[str, Any] | None, name:
         return value
     if value is not None and not isinstance(value, dict):
         raise InputError(f"{name} is a {type(value).__name__}, expected {cls.__name__}, a dict or None")
+    # typing has no public bound for "any dataclass"
     known = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     unknown = [key for key in value or {} if key not in known]
     if unknown:

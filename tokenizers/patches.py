@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from einops import rearrange
@@ -53,8 +53,14 @@ def sides(value: int | Sequence[int], n: int, name: str) -> tuple[int, ...]:
     return tuple(given)
 
 
-def grid_size(size: Sequence[int], patch: Sequence[int]) -> Any:
-    """Number of patches along each side, as a tuple, a remainder counting as a whole patch: (230,), (16,) -> (15,)."""
+@overload
+def grid_size(size: tuple[int, int], patch: Sequence[int]) -> tuple[int, int]: ...
+@overload
+def grid_size(size: tuple[int, int, int], patch: Sequence[int]) -> tuple[int, int, int]: ...
+@overload
+def grid_size(size: Sequence[int], patch: Sequence[int]) -> tuple[int, ...]: ...
+def grid_size(size: Sequence[int], patch: Sequence[int]) -> tuple[int, ...]:
+    """Number of patches along each side, a remainder counting as a whole patch: (230,), (16,) -> (15,)."""
     return tuple(-(-s // p) for s, p in zip(size, patch, strict=True))
 
 

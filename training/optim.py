@@ -203,6 +203,7 @@ def optimizer_step(
         scaler.update()
     elif optimizer.defaults["fused"]:
         # the fused kernel's interface for GradScaler: it skips the step without waiting for the host
+        # (AdamW does not declare the two attributes)
         optimizer.grad_scale, optimizer.found_inf = None, 1.0 - taken  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]

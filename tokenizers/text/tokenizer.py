@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from worldtokens.errors import InputError
 from worldtokens.layout import Layout, modality_id
-from worldtokens.parts import write_whole
+from worldtokens.parts import OnClass, write_whole
 from worldtokens.tokenizers.base import Batch, Tokenizer
 from worldtokens.tokenizers.text import clip_bpe
 from worldtokens.tokenizers.text.batching import check_ids, flatten, pad, padded_lengths, truncate
@@ -42,19 +42,6 @@ from worldtokens.tokenizers.text.vocabulary import (
     train_bpe,
 )
 from worldtokens.tokens import Tokens
-
-
-class _OnClass:
-    """A class method whose name has another meaning on an instance: the base class's method of that name."""
-
-    def __init__(self, function: Callable) -> None:
-        self.function = function
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.inherited = getattr(owner.__base__, name)
-
-    def __get__(self, instance: Any, owner: type) -> Callable:
-        return self.function.__get__(owner) if instance is None else self.inherited.__get__(instance)
 
 
 class TextTokenizer(Tokenizer):
@@ -150,7 +137,7 @@ class TextTokenizer(Tokenizer):
         start, end = clip_bpe.START, clip_bpe.END
         return cls("clip", dim, context, causal, positions, start, end, normalize="clip")
 
-    @_OnClass
+    @OnClass
     def train(
         cls,
         texts: Iterable[str],

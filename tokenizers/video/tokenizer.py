@@ -128,7 +128,7 @@ class VideoTokenizer(Tokenizer):
             InputError: it cannot be read; names the file.
         """
         frames, seconds = read_video(source, self.sampling, self.size, fps)
-        frames.seconds = seconds  # type: ignore[attr-defined]
+        frames.seconds = seconds  # type: ignore[attr-defined]  # `collate` reads it
         return frames
 
     def collate(self, raws: Sequence[Tensor]) -> Batch:
@@ -154,7 +154,8 @@ class VideoTokenizer(Tokenizer):
             if not raw.numel():
                 raise InputError(f"video {i} of the batch is {tuple(raw.shape)}: it has no pixels")
             x = pad_to_patches(raw.transpose(0, 1), self.tubelet)  # (3, T, H, W)
-            grid = grid_size(x.shape[1:], self.tubelet)
+            _, t, h, w = x.shape
+            grid = grid_size((t, h, w), self.tubelet)
             patches.append(patchify(x[None], self.tubelet)[0])
             grids.append(grid)
             micros.append(self._micros(raw, grid))
