@@ -3,6 +3,7 @@
     make bench                                         all: about an hour on two cores
     python benchmarks/run.py vit text                  some
     make bench ARGS="--write docs/benchmarks.md"       all, and write the page
+    python benchmarks/run.py vit --write docs/benchmarks.md    one, and write the page with it and what was stored
 
 A ratio is the speed of ours divided by the speed of the peer in the same round: median over rounds, with the range.
 """
@@ -59,22 +60,36 @@ def machine() -> str:
     return f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {cores} cores, {threads} threads, torch {version}"
 
 
-def page(found: dict[str, list[dict[str, str]]], facts: str) -> str:
-    """All results as a Markdown page: a section per benchmark with its command, table and notes."""
-    lines = [
-        "# Benchmarks",
-        "",
-        *wrapped(_INTRODUCTION),
-        "",
-        f"Measured: {facts}.",
-        "",
-        "Written by `python benchmarks/run.py --write docs/benchmarks.md`.",
+def store(folder: Path, name: str, lines: list[dict[str, str]]) -> None:
+    """Keep the lines of one benchmark, with its date and machine, for the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"machine": machine(), "lines": lines}
+    (folder / f"{name}.json").write_text(
+        json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+
+
+def page(folder: Path) -> str:
+    """The stored results as a Markdown page: a section per benchmark with its command, table and notes."""
+    lines = ["# Benchmarks", "", *wrapped(_INTRODUCTION), ""]
+    lines += [
+        "Written by `python benchmarks/run.py --write docs/benchmarks.md` from `docs/benchmarks/*.json`.",
         "",
     ]
-    for name, results in found.items():
-        lines += [f"## {name}", "", *wrapped(summary(name)), "", f"`python benchmarks/{name}.py`", ""]
-        lines += [*table(results), ""]
-        notes = [f"- {x['what']}: {x['note']}" for x in results if x["note"]]
+    for path in sorted(folder.glob("*.json")):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        command = f"`python benchmarks/{path.stem}.py`, {stored['machine']}."
+        lines += [
+            f"## {path.stem}",
+            "",
+            *wrapped(summary(path.stem)),
+            "",
+            command,
+            "",
+            *table(stored["lines"]),
+            "",
+        ]
+        notes = [f"- {x['what']}: {x['note']}" for x in stored["lines"] if x["note"]]
         lines += [line for note in notes for line in wrapped(note, "  ")]
         lines += [""] if notes else []
     return "\n".join(lines)
@@ -104,10 +119,12 @@ def main() -> int:
             print(f"---- {name}: {time.monotonic() - start:.0f} s", flush=True)
             if results.exists():
                 found[name] = [json.loads(x) for x in results.read_text(encoding="utf-8").splitlines()]
-    facts = machine()
-    print("\n".join(["", *table([x for results in found.values() for x in results]), "", facts]))
+    print("\n".join(["", *table([x for results in found.values() for x in results]), "", machine()]))
     if args.write:
-        args.write.write_text(page(found, facts), encoding="utf-8")
+        folder = args.write.with_suffix("")
+        for name, lines in found.items():
+            store(folder, name, lines)
+        args.write.write_text(page(folder), encoding="utf-8")
         print(f"written: {args.write}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
