@@ -34,7 +34,8 @@ _INTRODUCTION = (
     "run; all figures are of held-out rows. `worldtokens results` writes this page from `docs/results/*.json`; the command "
     "of an evaluation measures its figures again.",
     "Bold: better than the baseline. Minutes of training are processor time. Chance: the figure of a random guess, where it "
-    "is defined.",
+    "is defined. The overview of a section has the first figure of each task, and the number of its figures that are ahead "
+    "of their baseline.",
 )
 
 
@@ -66,14 +67,20 @@ def write_tables(docs: Path) -> Path:
 
 
 def _overview(runs: dict[str, list[Result]]) -> list[str]:
-    """One line per task of each evaluation: its first figure."""
-    lines = ["| evaluation | task | metric | ours | baseline |", "|---|---|---|---:|---:|"]
+    """One line per task of each evaluation: its first figure, and how many of its figures are better than the baseline."""
+    lines = ["| task | metric | ours | baseline | ahead |", "|---|---|---:|---:|---:|"]
     for name, results in runs.items():
         for _, group in itertools.groupby(results, lambda r: (r.task, r.data)):
-            r = next(group)
-            task = r.task.partition(": ")[2] or r.task
+            rows = list(group)
+            r = rows[0]
+            head, _, task = r.task.rpartition(": ")
+            variant = head.partition(", ")[2]  # "Translator, Transformer: English to Spanish"
+            label = f"{task}, {variant}" if variant else task
             ours = f"**{number(r.value)}**" if r.ahead else number(r.value)
-            lines.append(f"| [{name}](#{name}) | {task} | {r.metric} | {ours} | {number(r.baseline_value)} |")
+            ahead = f"{sum(row.ahead for row in rows)} of {len(rows)}"
+            lines.append(
+                f"| [{label}](#{name}) | {r.metric} | {ours} | {number(r.baseline_value)} | {ahead} |"
+            )
     return [*lines, ""]
 
 

@@ -120,7 +120,7 @@ def speed_result(recipe: Recipe, rows: Rows, model: CLIP, steps: int, task: str)
     rates = {k: round(recipe.train.batch_size / statistics.median(v[1:])) for k, v in seconds.items()}
     shares = ", ".join(f"{n} {t.keep:g}" for n, t in model.tokenizers.items() if isinstance(t, TokenReducer))
     return Result(
-        task=f"{task}, training speed with token dropout (FLIP)",
+        task=f"{task}, speed with token dropout (FLIP)",
         data=f"{steps} batches of {recipe.train.batch_size}",
         size=size_of(model),
         parameters=parameter_count(model),

@@ -53,7 +53,8 @@ def write(folder, name, *rows, minutes="1"):
 def test_a_table_has_facts_figures_baseline_notes_and_command(tmp_path):
     write(tmp_path, "classify_a", ROW)
     text = tables.write_tables(tmp_path).read_text()
-    assert "## Classification\n\n### classify_a\n\nAbout classify_a.\n" in text
+    assert "\n## Classification\n" in text and "\n### classify_a\n\nAbout classify_a.\n" in text
+    assert "| [x](#classify_a) | top-1 % | **91.2** | 60 | 1 of 1 |\n" in text
     assert "`worldtokens results classify_a` on 2026-01-01: 1 min on m." in text
     assert (
         "**Classifier: x.** Data: x, 10 / 5. Model: dim 8; 1.50 M parameters; 20 steps, 0.5 min. Baseline: linear."
@@ -72,6 +73,7 @@ def test_figures_that_are_not_better_say_so_and_several_baselines_are_named(tmp_
     write(tmp_path, "lm_a", *rows, minutes="0")
     text = tables.write_tables(tmp_path).read_text()
     assert "## Language modelling" in text and "with models trained in an earlier run" in text
+    assert "| [x](#lm_a) | top-1 % | 50.0 | 60 | 0 of 3 |\n" in text
     assert "| top-1 %, part | 50.0 | 60, linear | 10 |" in text
     assert "| loss (lower is better) | 91.2 | 60, majority |  |" in text
     assert "- top-1 %: why\n" in text
@@ -93,6 +95,20 @@ def test_one_model_on_two_data_sets_is_described_once(tmp_path):
     write(tmp_path, "clip_a", ROW, dataclasses.replace(ROW, data="y, 3 / 2"))
     text = tables.write_tables(tmp_path).read_text()
     assert text.count("1.50 M parameters") == 1 and "Data: y, 3 / 2. Same model. Baseline: linear." in text
+
+
+def test_the_overview_names_the_variant_of_a_task(tmp_path):
+    write(tmp_path, "translate_a", dataclasses.replace(ROW, task="Translator, GRU: English to Spanish"))
+    text = tables.write_tables(tmp_path).read_text()
+    assert "| [English to Spanish, GRU](#translate_a) | top-1 % | **91.2** | 60 | 1 of 1 |" in text
+
+
+def test_figures_are_included_if_they_exist(tmp_path):
+    write(tmp_path, "diffusion_emoji", ROW)
+    (file,) = tables.FIGURES["diffusion_emoji"]
+    assert f"]({file})" not in tables.write_tables(tmp_path).read_text()
+    (tmp_path / file).touch()
+    assert f"]({file})" in tables.write_tables(tmp_path).read_text()
 
 
 def test_numbers_have_no_more_decimals_than_were_stored():
@@ -149,5 +165,8 @@ def test_the_shipped_tables_are_current_and_narrow(tmp_path):
     for path in (DOCS / "results").glob("*.json"):
         (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
     shipped = (DOCS / "results.md").read_text(encoding="utf-8")
+    for name in {file for figures in tables.FIGURES.values() for file in figures}:
+        if (DOCS / name).is_file():
+            (tmp_path / name).touch()
     assert tables.write_tables(tmp_path).read_text(encoding="utf-8") == shipped
     assert max(map(len, shipped.splitlines())) <= 120
