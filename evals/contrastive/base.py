@@ -126,7 +126,7 @@ def speed_result(recipe: Recipe, rows: Rows, model: CLIP, steps: int, task: str)
         parameters=parameter_count(model),
         steps=steps,
         minutes=round(sum(map(sum, seconds.values())) / 60, 1),
-        metric="training samples/s on one core",
+        metric="training samples/s, one core",
         value=rates["reduced"],
         baseline="all tokens kept",
         baseline_value=rates["all"],
