@@ -92,20 +92,31 @@ def page(folder: Path) -> str:
         notes = [f"- {x['what']}: {x['note']}" for x in stored["lines"] if x["note"]]
         lines += [line for note in notes for line in wrapped(note, "  ")]
         lines += [""] if notes else []
+    missing = [name for name in available() if not (folder / f"{name}.json").is_file()]
+    if missing:
+        text = (
+            f"Not measured for this page: {', '.join(missing)}. Their latest figures are in [LOG.md](LOG.md)."
+        )
+        lines += ["## Others", "", *wrapped(text), ""]
     return "\n".join(lines)
 
 
+def available() -> list[str]:
+    """Names of the benchmarks."""
+    names = (p.stem for p in HERE.glob("*.py"))
+    return sorted(n for n in names if n not in NOT_RUN and not n.startswith("_"))
+
+
 def main() -> int:
-    available = sorted(
-        p.stem for p in HERE.glob("*.py") if p.stem not in NOT_RUN and not p.stem.startswith("_")
-    )
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("names", nargs="*", choices=[*available, []], metavar="NAME", help=", ".join(available))
+    p.add_argument(
+        "names", nargs="*", choices=[*available(), []], metavar="NAME", help=", ".join(available())
+    )
     p.add_argument("--write", type=Path, metavar="FILE", help="write the results as a Markdown page")
     args = p.parse_args()
     failed, found = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.names or available:
+        for name in args.names or available():
             results = Path(folder) / f"{name}.jsonl"
             start = time.monotonic()
             print(f"\n==== {name}", flush=True)

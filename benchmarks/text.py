@@ -96,7 +96,7 @@ def main() -> None:
                     "ours": f"{rate['batch']:,.0f} strings/s",
                     "peer": f"open_clip: {rate['peer']:,.0f}",
                     "ratio": ratios[1].strip(),
-                    "note": f"ratio up to lists of ids {ratios[0].strip()}",
+                    "note": f"ratio where both return lists of ids {ratios[0].strip()}",
                 }
             )
 
