@@ -29,6 +29,12 @@ FIGURES = {
         "translation_by_length.png": "BLEU by length of the source.",
     },
 }
+# heading -> figures that belong to no single evaluation
+HEADING_FIGURES = {
+    "Contrastive": {
+        "demo.png": "Search in held-out images by the model of `worldtokens demo`; green: the correct image."
+    }
+}
 _INTRODUCTION = (
     "Every evaluation trains a model on real data and compares it with a baseline that is trained or computed in the same "
     "run; all figures are of held-out rows. `worldtokens results` writes this page from `docs/results/*.json`; the command "
@@ -55,15 +61,18 @@ def write_tables(docs: Path) -> Path:
         lines += [*_wrapped(text), ""]
     for heading, names in sections.items():
         lines += [f"## {heading}", "", *_overview({n: runs[n][0] for n in names})] if names else []
+        lines += _figures(docs, HEADING_FIGURES.get(heading, {}) if names else {})
         for name in names:
-            lines += _evaluation(name, *runs[name])
-            for file, caption in FIGURES.get(name, {}).items():
-                if (docs / file).is_file():
-                    lines += [f"![{caption}]({file})", "", f"*{caption}*", ""]
+            lines += [*_evaluation(name, *runs[name]), *_figures(docs, FIGURES.get(name, {}))]
     docs.mkdir(parents=True, exist_ok=True)
     path = docs / "results.md"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+def _figures(docs: Path, figures: dict[str, str]) -> list[str]:
+    found = {file: caption for file, caption in figures.items() if (docs / file).is_file()}
+    return [line for file, caption in found.items() for line in (f"![]({file})", "", f"*{caption}*", "")]
 
 
 def _overview(runs: dict[str, list[Result]]) -> list[str]:
