@@ -130,12 +130,11 @@ def main() -> int:
             print(f"---- {name}: {time.monotonic() - start:.0f} s", flush=True)
             if results.exists():
                 found[name] = [json.loads(x) for x in results.read_text(encoding="utf-8").splitlines()]
+                if args.write:  # at once, so that a later failure loses nothing
+                    store(args.write.with_suffix(""), name, found[name])
+                    args.write.write_text(page(args.write.with_suffix("")), encoding="utf-8")
     print("\n".join(["", *table([x for results in found.values() for x in results]), "", machine()]))
     if args.write:
-        folder = args.write.with_suffix("")
-        for name, lines in found.items():
-            store(folder, name, lines)
-        args.write.write_text(page(folder), encoding="utf-8")
         print(f"written: {args.write}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
