@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,11 @@ def _recording(init):
         if "_args" not in self.__dict__:  # of the outermost constructor only, the one called by the user
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
-            object.__setattr__(self, "_args", dict(list(bound.arguments.items())[1:]))
+            given = dict(list(bound.arguments.items())[1:])
+            for name, cls in type(self).settings_types.items():
+                if name in given:
+                    given[name] = settings(cls, given[name], name)
+            object.__setattr__(self, "_args", given)
         init(self, *args, **kwargs)
 
     return wrapper
@@ -46,9 +50,13 @@ def _recording(init):
 class Part(nn.Module):
     """An nn.Module that records its constructor's arguments and can be saved and rebuilt.
 
-    Arguments must be plain values (numbers, strings, lists, dicts), settings dataclasses (saved as a dict of the values
-    that differ from the defaults), other Parts, or values that a subclass writes to files in `config_args`.
+    Arguments must be plain values (numbers, strings, lists, dicts), settings dataclasses (saved as a dict of all fields,
+    so that a later change of a default changes no saved model), other Parts, or values that a subclass writes to files in `config_args`.
     """
+
+    settings_types: ClassVar[
+        dict[str, type]
+    ] = {}  # argument -> its dataclass, where a dict or None is taken too
 
     if TYPE_CHECKING:
         # torch types every submodule and buffer as `Tensor | Module`, which no caller can use without a cast
@@ -178,21 +186,12 @@ def _plain(value: Any, folder: Path | None, where: str) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {
-            f.name: getattr(value, f.name) for f in dataclasses.fields(value) if not _is_default(value, f)
-        }
-        return _plain(changed, folder, where)
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return _plain(fields, folder, where)
     raise TypeError(
         f"{where} is a {type(value).__name__}, which config.json cannot hold: use plain values and Parts, or "
         "override config_args to write a file"
     )
-
-
-def _is_default(settings: Any, field: dataclasses.Field) -> bool:
-    value = getattr(settings, field.name)
-    if field.default_factory is not dataclasses.MISSING:
-        return value == field.default_factory()
-    return field.default is not dataclasses.MISSING and value == field.default
 
 
 def settings(cls: type[Settings], value: Settings | dict[str, Any] | None, name: str) -> Settings:

@@ -120,9 +120,6 @@ class _Subject:
         with torch.no_grad():
             return self.tokenizer(self.batch(raws))
 
-    def valid_rows(self, tokens: Tokens) -> list[Tensor]:
-        return [tokens.x[i][tokens.valid[i]] for i in range(len(tokens))]
-
 
 def need(condition: bool, check: str, found: str) -> None:
     if not condition:

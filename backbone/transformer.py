@@ -53,6 +53,8 @@ class Transformer(Part):
         ValueError: arguments do not fit together, or the tokens have another width.
     """
 
+    settings_types = {"config": TransformerConfig}
+
     def __init__(
         self,
         dim: int,

@@ -1,5 +1,7 @@
 """Saving and loading: round trips, errors that name the cause, atomic writes, settings as plain values."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -68,12 +70,15 @@ def test_an_interrupted_save_keeps_the_previous_files(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_settings_are_saved_as_their_changed_values(tmp_path):
-    """A dataclass and a dict of its fields build the same module; defaults are not written."""
+def test_settings_are_saved_whole(tmp_path):
+    """A dataclass and a dict of its fields build the same module; defaults are written, so that a later default changes nothing."""
     config = wt.TransformerConfig(pre_norm=False, rope_scaling=(8.0, 1.0, 4.0, 64.0), eps=1e-5)
     plain = {"pre_norm": False, "rope_scaling": [8.0, 1.0, 4.0, 64.0]}
     trunk = wt.Transformer(32, 1, 4, rope=1, config=config)
-    assert trunk.config()["args"]["config"] == plain
+    saved = trunk.config()["args"]["config"]
+    assert saved.items() >= plain.items() and set(saved) == {f.name for f in fields(wt.TransformerConfig)}
+    assert wt.Transformer(32, 1, 4).config()["args"]["config"]["eps"] == 1e-5
+    assert wt.Transformer(32, 1, 4, rope=1, config=plain).config() == trunk.config()
     trunk.save(tmp_path)
     again = wt.load(tmp_path)
     assert again.cfg == trunk.cfg == wt.Transformer(32, 1, 4, rope=1, config=plain).cfg

@@ -76,6 +76,7 @@ class AudioTokenizer(Tokenizer):
     """
 
     modality = "audio"
+    settings_types = {"config": AudioConfig}
 
     def __init__(
         self,

@@ -73,6 +73,7 @@ class ImageTokenizer(Tokenizer):
     """
 
     modality = "image"
+    settings_types = {"preprocess": ImagePreprocess, "embedding": PatchEmbedConfig}
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Audio to tokens: one length formula, padding and batch invariance, and the settings."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -204,7 +205,7 @@ def test_errors_name_the_row_that_is_no_waveform(chirp):
 def test_settings_are_saved_with_the_model(tmp_path):
     config = wt.AudioConfig(class_tokens=2, fixed_length=True)
     tok = AudioTokenizer(16, "ast", sample_rate=8000, seconds=1.0, config=config)
-    assert tok.config()["args"]["config"] == {"class_tokens": 2, "fixed_length": True}
+    assert tok.config()["args"]["config"] == dataclasses.asdict(config)
     tok.save(tmp_path)
     loaded = wt.load(tmp_path)
     assert loaded.cfg == config and loaded.sample_rate == 8000
